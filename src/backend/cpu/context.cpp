@@ -1,0 +1,25 @@
+#include "backend/cpu/context.h"
+
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace octet::cpu {
+
+void Scratch::Free::operator()(void* data) const { std::free(data); }
+
+void* Scratch::take(int64_t num_bytes) {
+  if (num_bytes > num_bytes_) {
+    const int64_t padded = (num_bytes + 63) / 64 * 64;
+    data_.reset(std::aligned_alloc(64, static_cast<size_t>(padded)));
+    OCTET_ASSERT(data_ != nullptr);
+    num_bytes_ = padded;
+  }
+  return data_.get();
+}
+
+Context::Context(int num_threads, Isa isa) : pool(num_threads), isa(isa) {
+  thread_scratch.resize(static_cast<size_t>(pool.num_threads()));
+}
+
+}  // namespace octet::cpu

@@ -1,0 +1,80 @@
+// Causal attention over a paged key/value cache: one op for prefill, decode, scoring and training.
+// T new tokens of S sequences, H query heads, G key/value heads (H a multiple of G; query head h
+// reads head h / (H / G)), D head width, P tokens per page.
+#pragma once
+
+#include <span>
+
+#include "tensor/tensor.h"
+
+namespace octet::ops {
+
+// One layer's pages. k, v [num_pages, P, G, D] in BF16, F32 or E4M3; for E4M3 k_scale, v_scale
+// [num_pages, P, G] F32 (per token and head, from its own amax, by the one quantiser).
+struct KvCacheView {
+  tensor::TensorView k, v;
+  tensor::TensorView k_scale, v_scale;
+
+  int64_t page_size() const { return k.shape[1]; }
+};
+
+// Writes k, v [T, G, D] (BF16|F32, first axis may be strided) of token t to slot slots[t] = page ×
+// P
+// + offset (I32; −1: nowhere), quantising where the cache is E4M3.
+struct KvAppendArgs {
+  tensor::TensorView k, v;
+  tensor::TensorView slots;
+  KvCacheView cache;
+};
+
+// Copies the first `num_tokens` tokens of page `source` to page `destination`.
+struct KvCopyArgs {
+  KvCacheView cache;
+  int32_t source = 0;
+  int32_t destination = 0;
+  int32_t num_tokens = 0;
+};
+
+// Which tokens see what. Token t of sequence s (query_offsets[s] ≤ t < query_offsets[s+1]) stands
+// at position context_lengths[s] − (query_offsets[s+1] − t) and sees positions 0 … its own, or with
+// window w > 0 only the last w of them. Position p of s lies in page page_table[s, p / P].
+struct AttentionBatch {
+  tensor::TensorView query_offsets;    // [S + 1] I32
+  tensor::TensorView context_lengths;  // [S] I32
+  tensor::TensorView page_table;       // [S, max_pages] I32
+};
+
+// out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.
+// Positions are walked in tiles of kAttentionTile from position 0 up, whatever the query's length,
+// page or batch: each tile's maximum, sum and weighted values are folded in order. So a row's bytes
+// depend on its own sequence alone.
+// q, out [T, H, D] BF16|F32 (first axis may be strided); lse [T, H] F32: log Σ exp(scale q·k), or
+// empty.
+struct AttentionArgs {
+  tensor::TensorView q;
+  KvCacheView cache;
+  AttentionBatch batch;
+  tensor::TensorView out;
+  tensor::TensorView lse;
+  float scale = 1.0f;
+  int64_t window = 0;
+};
+inline constexpr int64_t kAttentionTile = 64;
+
+// The gradient where every key is one of the batch's own tokens (context_lengths[s] = the
+// sequence's new tokens): dq [T, H, D], dk, dv [T, G, D] in q's dtype; first axes may be strided.
+// The keys and values are the cache's decoded ones; quantisation passes the gradient through
+// unchanged. Query heads of a group and query positions add up in F32 in their order.
+struct AttentionBackwardArgs {
+  tensor::TensorView q;
+  KvCacheView cache;
+  AttentionBatch batch;
+  tensor::TensorView out;
+  tensor::TensorView lse;
+  tensor::TensorView dout;
+  tensor::TensorView dq, dk, dv;
+  float scale = 1.0f;
+  int64_t window = 0;
+};
+
+}  // namespace octet::ops

@@ -1,0 +1,68 @@
+// The contract every backend fulfils: one function per op. Views point into the backend's memory;
+// spans are host memory and are read before the call returns. Calls are queued in order; only
+// `download`, `squared_norm`, `take_quantize_counters` and `synchronize` wait. Shapes and dtypes
+// are checked (octet::Error naming the op) before work is queued. One caller thread at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/optimizer.h"
+#include "ops/quantize.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
+#include "ops/sampling.h"
+#include "tensor/buffer.h"
+
+namespace octet::ops {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // with what decides its bytes, as "cpu (avx512)"
+  virtual tensor::Allocator& allocator() = 0;
+
+  // Memory. Views are contiguous; host arrays hold at least the view's bytes.
+  virtual void upload(const void* host, const tensor::TensorView& to) = 0;
+  virtual void download(const tensor::TensorView& from, void* host) = 0;
+  virtual void fill_zero(const tensor::TensorView& out) = 0;
+  virtual void convert(
+      const tensor::TensorView& from,
+      const tensor::TensorView& to) = 0;  // F32 <-> BF16, equal shapes, strided rows allowed
+  virtual void synchronize() = 0;
+
+  virtual void quantize(const QuantizeArgs& args) = 0;
+  virtual void dequantize(const DequantizeArgs& args) = 0;
+  virtual QuantizeCounters take_quantize_counters() = 0;  // since the last call, then zero
+
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void linear_input_grad(const LinearInputGradArgs& args) = 0;
+  virtual void linear_weight_grad(const LinearWeightGradArgs& args) = 0;
+
+  virtual void embedding(const EmbeddingArgs& args) = 0;
+  virtual void embedding_backward(const EmbeddingBackwardArgs& args) = 0;
+  virtual void add(const AddArgs& args) = 0;
+  virtual void gated_activation(const GatedActivationArgs& args) = 0;
+  virtual void gated_activation_backward(const GatedActivationBackwardArgs& args) = 0;
+  virtual void rms_norm(const RmsNormArgs& args) = 0;
+  virtual void rms_norm_backward(const RmsNormBackwardArgs& args) = 0;
+  virtual void rope(const RopeArgs& args) = 0;
+
+  virtual void kv_append(const KvAppendArgs& args) = 0;
+  virtual void kv_copy(const KvCopyArgs& args) = 0;
+  virtual void attention(const AttentionArgs& args) = 0;
+  virtual void attention_backward(const AttentionBackwardArgs& args) = 0;
+
+  virtual void log_probs(const LogProbsArgs& args) = 0;
+  virtual void log_probs_backward(const LogProbsBackwardArgs& args) = 0;
+  virtual void sample(const SampleArgs& args) = 0;
+
+  virtual void adamw(const AdamWArgs& args) = 0;
+  virtual SquaredNorm squared_norm(const tensor::TensorView& x) = 0;
+};
+
+}  // namespace octet::ops

@@ -1,0 +1,50 @@
+// Embedding, residual add, gated activations. T tokens, H width, I inner width.
+#pragma once
+
+#include "tensor/tensor.h"
+
+namespace octet::ops {
+
+// out[t] = table[ids[t]] × scale, the product in F32, rounded once. table [V, H] BF16|F32, ids [T]
+// I32 (checked by the caller), out [T, H].
+struct EmbeddingArgs {
+  tensor::TensorView table;
+  tensor::TensorView ids;
+  tensor::TensorView out;
+  float scale = 1.0f;
+};
+
+// dtable[ids[t]] += scale × dout[t], dtable [V, H] F32; tokens add up in their order.
+struct EmbeddingBackwardArgs {
+  tensor::TensorView dout;
+  tensor::TensorView ids;
+  tensor::TensorView dtable;
+  float scale = 1.0f;
+};
+
+// out = a + b in F32, rounded once; all [T, H]; out may be a or b.
+struct AddArgs {
+  tensor::TensorView a;
+  tensor::TensorView b;
+  tensor::TensorView out;
+};
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+// out[t, i] = activation(gate[t, i]) × up[t, i]; gate_up [T, 2 I] has gate first; out [T, I].
+//   silu(x) = x / (1 + e^-x);  gelu_tanh(x) = x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))
+struct GatedActivationArgs {
+  tensor::TensorView gate_up;
+  tensor::TensorView out;
+  Activation activation = Activation::kSilu;
+};
+
+// dgate_up [T, 2 I] from dout [T, I] and the forward's gate_up; dgate_up may be gate_up.
+struct GatedActivationBackwardArgs {
+  tensor::TensorView dout;
+  tensor::TensorView gate_up;
+  tensor::TensorView dgate_up;
+  Activation activation = Activation::kSilu;
+};
+
+}  // namespace octet::ops
