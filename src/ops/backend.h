@@ -45,6 +45,7 @@ class Backend {
 
   virtual void embedding(const EmbeddingArgs& args) = 0;
   virtual void embedding_backward(const EmbeddingBackwardArgs& args) = 0;
+  virtual void scatter_rows(const ScatterRowsArgs& args) = 0;
   virtual void add(const AddArgs& args) = 0;
   virtual void gated_activation(const GatedActivationArgs& args) = 0;
   virtual void gated_activation_backward(const GatedActivationBackwardArgs& args) = 0;

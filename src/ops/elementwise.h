@@ -22,6 +22,14 @@ struct EmbeddingBackwardArgs {
   float scale = 1.0f;
 };
 
+// out[ids[r]] = rows[r]; the other rows of out stay. rows [R, H] and out [T, H] of one dtype, ids
+// [R] I32, all different. (Its inverse, a gather, is `embedding` with scale 1.)
+struct ScatterRowsArgs {
+  tensor::TensorView rows;
+  tensor::TensorView ids;
+  tensor::TensorView out;
+};
+
 // out = a + b in F32, rounded once; all [T, H]; out may be a or b.
 struct AddArgs {
   tensor::TensorView a;

@@ -17,7 +17,7 @@ Buffer Allocator::allocate(int64_t num_bytes, std::string_view label) {
          label, format_bytes(num_bytes), format_bytes(bytes_in_use_), format_bytes(limit_bytes_));
   }
   Buffer buffer;
-  buffer.data_ = acquire(num_bytes);
+  buffer.data_ = acquire(num_bytes, label);
   buffer.allocator_ = this;
   buffer.num_bytes_ = num_bytes;
   bytes_in_use_ += num_bytes;
@@ -51,7 +51,7 @@ TensorView Buffer::view(DType dtype, const Shape& shape) const {
   return TensorView(data_, dtype, shape);
 }
 
-void* HostAllocator::acquire(int64_t num_bytes) {
+void* HostAllocator::acquire(int64_t num_bytes, std::string_view) {
   constexpr int64_t kAlignment = 256;
   const int64_t padded =
       (std::max<int64_t>(num_bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
@@ -65,5 +65,16 @@ void* HostAllocator::acquire(int64_t num_bytes) {
 }
 
 void HostAllocator::release(void* data, int64_t) noexcept { std::free(data); }
+
+void* PlanningAllocator::acquire(int64_t num_bytes, std::string_view label) {
+  const auto entry = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& e) { return e.label == label; });
+  if (entry == entries_.end()) {
+    entries_.push_back({std::string(label), num_bytes});
+  } else {
+    entry->num_bytes += num_bytes;
+  }
+  return this;
+}
 
 }  // namespace octet::tensor

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -27,7 +29,7 @@ class Allocator {
 
  protected:
   // At least 256-byte aligned, zeroed; never null.
-  virtual void* acquire(int64_t num_bytes) = 0;
+  virtual void* acquire(int64_t num_bytes, std::string_view label) = 0;
   virtual void release(void* data, int64_t num_bytes) noexcept = 0;
 
  private:
@@ -64,8 +66,28 @@ class HostAllocator final : public Allocator {
   explicit HostAllocator(int64_t limit_bytes = 0) : Allocator(limit_bytes) {}
 
  protected:
-  void* acquire(int64_t num_bytes) override;
+  void* acquire(int64_t num_bytes, std::string_view label) override;
   void release(void* data, int64_t num_bytes) noexcept override;
+};
+
+// Hands out addresses without memory behind them and writes down what was asked for: the memory
+// plan of anything whose constructor only allocates. Nothing may be read or written through its
+// buffers.
+class PlanningAllocator final : public Allocator {
+ public:
+  struct Entry {
+    std::string label;
+    int64_t num_bytes = 0;
+  };
+  PlanningAllocator() : Allocator(0) {}
+  const std::vector<Entry>& entries() const { return entries_; }  // equal labels added up
+
+ protected:
+  void* acquire(int64_t num_bytes, std::string_view label) override;
+  void release(void*, int64_t) noexcept override {}
+
+ private:
+  std::vector<Entry> entries_;
 };
 
 }  // namespace octet::tensor

@@ -54,6 +54,9 @@ class CpuBackend final : public ops::Backend {
   void embedding_backward(const ops::EmbeddingBackwardArgs& args) override {
     cpu::embedding_backward(context_, args);
   }
+  void scatter_rows(const ops::ScatterRowsArgs& args) override {
+    cpu::scatter_rows(context_, args);
+  }
   void add(const ops::AddArgs& args) override { cpu::add(context_, args); }
   void gated_activation(const ops::GatedActivationArgs& args) override {
     cpu::gated_activation(context_, args);

@@ -18,6 +18,9 @@ void linear(Context& context, const ops::LinearArgs& args);
 void linear_input_grad(Context& context, const ops::LinearInputGradArgs& args);
 void linear_weight_grad(Context& context, const ops::LinearWeightGradArgs& args);
 
+// scatter_rows.cpp
+void scatter_rows(Context& context, const ops::ScatterRowsArgs& args);
+
 // elementwise.cpp
 void embedding(Context& context, const ops::EmbeddingArgs& args);
 void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args);
