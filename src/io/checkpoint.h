@@ -1,0 +1,78 @@
+// The weights of a Hugging Face folder: model.safetensors, or its shards with their index.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "tensor/tensor.h"
+
+namespace octet::io {
+
+// Opens a folder or a single .safetensors file. With an index, weight_map and the shards it names
+// must agree in both directions; other files of the folder are ignored.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::vector<std::string> names() const;  // sorted
+  bool has(std::string_view name) const;
+
+  // The tensor, counted as used; valid as long as this object. Error where it is missing, naming
+  // the nearest name.
+  tensor::TensorView view(std::string_view name);
+
+  // The same, and an Error naming the tensor unless it has this shape.
+  tensor::TensorView view(std::string_view name, const tensor::Shape& shape);
+
+  // Counts a tensor as used without looking at it (a tied head that the file also holds).
+  void mark_used(std::string_view name);
+  std::vector<std::string> unused() const;
+  // Error naming up to five tensors that nothing asked for.
+  void expect_all_used() const;
+
+ private:
+  struct Entry {
+    size_t file = 0;
+    bool used = false;
+  };
+  Entry& entry(std::string_view name);
+
+  std::string path_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Entry, std::less<>> entries_;
+};
+
+inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
+
+// Writes model.safetensors, or above `max_shard_bytes` of tensor data model-0000k-of-0000n shards
+// and model.safetensors.index.json. The folder must exist; each file is renamed into place, the
+// index last.
+void write_checkpoint(const std::string& folder, std::vector<TensorSpec> specs,
+                      const TensorProducer& produce, int64_t max_shard_bytes = kMaxShardBytes,
+                      const Metadata& metadata = kPytorchMetadata);
+void write_checkpoint(const std::string& folder, const std::vector<NamedTensor>& tensors,
+                      int64_t max_shard_bytes = kMaxShardBytes,
+                      const Metadata& metadata = kPytorchMetadata);
+
+// A linear layer of an FP8 checkpoint: value = code × scale. compressed-tensors `X.weight_scale` or
+// DeepSeek / Qwen3 `X.weight_scale_inv` (which multiplies too).
+struct Fp8Linear {
+  tensor::TensorView codes;   // [N, K] E4M3
+  tensor::TensorView scales;  // F32, BF16 or F16, in the shape tensor::scale_shape gives
+  tensor::Granularity granularity = tensor::Granularity::kTensor;
+};
+
+bool is_fp8_linear(const Checkpoint& checkpoint, std::string_view module);
+
+// Codes and scales of `module` ("model.layers.0.mlp.up_proj"), counted as used. Decided by element
+// type and scale, not by quantization_config. Error where the weight is no E4M3 matrix, has no
+// scale or one of another shape.
+Fp8Linear view_fp8_linear(Checkpoint& checkpoint, std::string_view module);
+
+}  // namespace octet::io
