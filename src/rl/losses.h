@@ -91,10 +91,11 @@ struct LossMetrics {
   LogRatioHistogram log_ratios;
 
   void add(const LossMetrics& other);
-  // `loss/policy`; `clip_ratio/{low_mean,high_mean,region_mean}` over all tokens as TRL has them;
+  // `loss/policy`, the mean over the `num_updates` optimiser updates that were added;
+  // `clip_ratio/{low_mean,high_mean,region_mean}` over all tokens as TRL has them;
   // `clip_ratio/low_negative` (share of the tokens with A < 0), `clip_ratio/high_positive` (of
   // those with A > 0); `kl`; `ratio/{mean,min,max,p01,p50,p99,outliers}`.
-  MetricList metrics() const;
+  MetricList metrics(int64_t num_updates = 1) const;
 };
 
 // The contribution of these completions to the loss of the mini-batch that `normalizer` counted.

@@ -10,7 +10,11 @@ namespace octet::rl {
 enum class FinishReason { kStop, kLength, kAborted };
 
 // "stop", "length", "aborted".
-const char* finish_reason_name(FinishReason reason);
+constexpr const char* finish_reason_name(FinishReason reason) {
+  return reason == FinishReason::kStop     ? "stop"
+         : reason == FinishReason::kLength ? "length"
+                                           : "aborted";
+}
 
 struct Trajectory {
   std::vector<int32_t> prompt_ids;
