@@ -12,4 +12,8 @@ void request_interrupt() noexcept { flag.store(true); }
 bool interrupted() noexcept { return flag.load(); }
 void clear_interrupt() noexcept { flag.store(false); }
 
+void throw_if_interrupted() {
+  if (interrupted()) throw Interrupted();
+}
+
 }  // namespace octet

@@ -1,0 +1,47 @@
+// Pages of keys and values for all layers, counted by reference. One pool serves rollout, scoring
+// and training; a page index means the same page in every layer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "io/model_config.h"
+#include "ops/backend.h"
+
+namespace octet::model {
+
+class KvStore {
+ public:
+  static constexpr int64_t kPageSize = 16;
+
+  // dtype BF16, F32 or E4M3 (then with per token and head scales).
+  KvStore(tensor::Allocator& allocator, const io::ModelConfig& config, tensor::DType dtype,
+          int64_t num_pages);
+
+  int64_t num_pages() const { return num_pages_; }
+  int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
+  tensor::DType dtype() const { return dtype_; }
+  static int64_t pages_for(int64_t num_tokens) { return (num_tokens + kPageSize - 1) / kPageSize; }
+
+  // A free page with one reference, or nothing when none is left.
+  std::optional<int32_t> allocate();
+  void add_reference(int32_t page) { ++references_[page]; }
+  bool is_shared(int32_t page) const { return references_[page] > 1; }
+  void release(int32_t page);                     // free again when nobody refers to it
+  void release_all(std::vector<int32_t>& pages);  // and empties the list
+
+  ops::KvCacheView layer(int64_t index) const { return layers_[index]; }
+  // Copies the first tokens of a page in every layer.
+  void copy(ops::Backend& backend, int32_t source, int32_t destination, int32_t num_tokens);
+
+ private:
+  tensor::DType dtype_;
+  int64_t num_pages_;
+  std::vector<tensor::Buffer> buffers_;
+  std::vector<ops::KvCacheView> layers_;
+  std::vector<int32_t> free_;
+  std::vector<int32_t> references_;
+};
+
+}  // namespace octet::model

@@ -1,0 +1,143 @@
+#include "model/projection.h"
+
+#include <vector>
+
+#include "base/error.h"
+
+namespace octet::model {
+
+using tensor::DType;
+using tensor::QuantizedView;
+using tensor::TensorView;
+
+Projector::Projector(tensor::Allocator& allocator, const Model& model, bool shadow)
+    : model_(model) {
+  if (shadow && model.precision().fp8()) {
+    shadow_buffer_ = allocator.allocate(DType::kBF16, {model.max_group_weight_elements()},
+                                        "BF16 reference weights");
+  }
+}
+
+void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> group,
+                        const TensorView& x, const TensorView& y, std::span<const TensorView> lora,
+                        const Activations& scratch, const ForwardMode& mode) const {
+  const Precision& precision = model_.precision();
+  const int64_t num_tokens = x.shape[0];
+  const int64_t width = x.shape[1];
+
+  std::vector<ops::Weight> weights;
+  QuantizedView xq;
+  if (precision.fp8() && !mode.shadow) {
+    const tensor::Granularity granularity = precision.activation_granularity();
+    xq = {TensorView(scratch.codes.data, DType::kE4M3, {num_tokens, width}),
+          TensorView(scratch.scales.data, DType::kF32,
+                     tensor::scale_shape(granularity, num_tokens, width)),
+          granularity};
+    backend.quantize(
+        {.x = x, .column_scale = {}, .out = xq, .scale_format = precision.scale_format});
+    for (const LinearLayer& layer : group) weights.push_back(layer.weight->forward_weight());
+  } else if (precision.fp8()) {
+    OCTET_ASSERT(!shadow_buffer_.empty());
+    auto* next = static_cast<uint16_t*>(shadow_buffer_.data());
+    for (const LinearLayer& layer : group) {
+      const Parameter& weight = *layer.weight;
+      const TensorView dense(next, DType::kBF16, weight.shape);
+      next += dense.num_elements();
+      if (weight.master.empty()) {
+        backend.dequantize({weight.quantized, dense});
+      } else {
+        backend.convert(weight.master, dense);
+      }
+      weights.push_back({dense, {}});
+    }
+  } else {
+    for (const LinearLayer& layer : group) weights.push_back(layer.weight->forward_weight());
+  }
+
+  // Biases are separate tensors, so a group that has one is multiplied part by part.
+  const bool split = group[0].bias != nullptr;
+  int64_t column = 0;
+  for (size_t part = 0; part < group.size(); ++part) {
+    const int64_t rows = weights[part].rows();
+    if (split || part == 0) {
+      backend.linear({.x = xq.empty() ? x : TensorView(),
+                      .xq = xq,
+                      .weights = split ? std::span(weights).subspan(part, 1) : std::span(weights),
+                      .bias = split ? group[part].bias->dense : TensorView(),
+                      .y = split ? y.slice_columns(column, rows) : y});
+    }
+    column += rows;
+  }
+
+  if (!mode.adapters) return;
+  column = 0;
+  for (size_t part = 0; part < group.size(); ++part) {
+    const int64_t rows = weights[part].rows();
+    if (const LoraPair& pair = group[part].lora; !pair.empty()) {
+      const ops::Weight a = pair.a->forward_weight();
+      const ops::Weight b = pair.b->forward_weight();
+      backend.linear({.x = x, .xq = {}, .weights = {&a, 1}, .bias = {}, .y = lora[part]});
+      backend.linear({.x = lora[part],
+                      .xq = {},
+                      .weights = {&b, 1},
+                      .bias = {},
+                      .y = y.slice_columns(column, rows),
+                      .alpha = pair.scale,
+                      .accumulate = true});
+    }
+    column += rows;
+  }
+}
+
+void Projector::backward(ops::Backend& backend, std::span<const LinearLayer> group,
+                         const TensorView& dy, const TensorView& x,
+                         std::span<const TensorView> lora, const TensorView& dx,
+                         std::span<const int32_t> sequence_offsets,
+                         const Activations& scratch) const {
+  const Precision& precision = model_.precision();
+  std::vector<ops::Weight> weights;
+  for (const LinearLayer& layer : group) weights.push_back(layer.weight->forward_weight());
+  backend.linear_input_grad({.dy = dy,
+                             .weights = weights,
+                             .dx = dx,
+                             .dequantize = precision.dequantize_backward,
+                             .gradient_format = precision.gradient_format,
+                             .scale_format = precision.scale_format});
+  int64_t column = 0;
+  for (size_t part = 0; part < group.size(); ++part) {
+    const LinearLayer& layer = group[part];
+    const TensorView dy_part = dy.slice_columns(column, weights[part].rows());
+    column += weights[part].rows();
+    if (layer.weight->trained) {
+      backend.linear_weight_grad({.dy = dy_part,
+                                  .x = x,
+                                  .dw = layer.weight->gradient,
+                                  .dbias = layer.bias ? layer.bias->gradient : TensorView(),
+                                  .sequence_offsets = sequence_offsets,
+                                  .quantize = precision.fp8(),
+                                  .gradient_format = precision.gradient_format,
+                                  .scale_format = precision.scale_format});
+    }
+    if (const LoraPair& pair = layer.lora; !pair.empty() && pair.a->trained) {
+      const ops::Weight a = pair.a->forward_weight();
+      const ops::Weight b = pair.b->forward_weight();
+      const TensorView d_lora(scratch.d_lora.data, x.dtype, {x.shape[0], pair.rank()});
+      backend.linear_input_grad(
+          {.dy = dy_part, .weights = {&b, 1}, .dx = d_lora, .alpha = pair.scale});
+      backend.linear_weight_grad({.dy = dy_part,
+                                  .x = lora[part],
+                                  .dw = pair.b->gradient,
+                                  .dbias = {},
+                                  .alpha = pair.scale,
+                                  .sequence_offsets = sequence_offsets});
+      backend.linear_weight_grad({.dy = d_lora,
+                                  .x = x,
+                                  .dw = pair.a->gradient,
+                                  .dbias = {},
+                                  .sequence_offsets = sequence_offsets});
+      backend.linear_input_grad({.dy = d_lora, .weights = {&a, 1}, .dx = dx, .accumulate = true});
+    }
+  }
+}
+
+}  // namespace octet::model

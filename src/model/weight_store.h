@@ -1,0 +1,74 @@
+// The one copy of the weights. Rollout, scoring and training read the same parameters; an optimiser
+// step rewrites them in place through `refresh`.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "model/precision.h"
+#include "ops/backend.h"
+
+namespace octet::model {
+
+enum class ParameterKind { kEmbedding, kHead, kNorm, kBias, kLinear, kLora };
+
+// One named tensor and the forms of it that the flow needs.
+//   master    F32; of trained parameters (and of every one in the float32 oracle)
+//   dense     BF16; what the forward reads, unless quantised (the oracle reads the master)
+//   quantized E4M3 codes with scales; of linear weights in the FP8 flows
+//   gradient  F32; of trained parameters
+struct Parameter {
+  std::string name;  // as in the checkpoint, or in a PEFT file
+  tensor::Shape shape;
+  ParameterKind kind = ParameterKind::kLinear;
+  bool trained = false;
+
+  tensor::TensorView master;
+  tensor::TensorView dense;
+  tensor::QuantizedView quantized;
+  tensor::TensorView gradient;
+
+  // What the forward reads, as a product's weight or as a plain tensor.
+  ops::Weight forward_weight() const {
+    return quantized.empty() ? ops::Weight{dense, {}} : ops::Weight{{}, quantized};
+  }
+
+ private:
+  friend class WeightStore;
+  tensor::Buffer master_buffer_, dense_buffer_, codes_buffer_, scales_buffer_, gradient_buffer_;
+};
+
+class WeightStore {
+ public:
+  WeightStore(tensor::Allocator& allocator, const Precision& precision);
+
+  // Allocates the forms of a new parameter; contents are zero. References stay valid.
+  Parameter& add(std::string name, tensor::Shape shape, ParameterKind kind, bool trained);
+
+  Parameter* find(std::string_view name);
+  std::deque<Parameter>& parameters() { return parameters_; }
+  const Precision& precision() const { return precision_; }
+
+  // Sets a parameter from F32 values in the backend's memory ([shape], contiguous): the master
+  // where there is one, then every form the forward reads.
+  void assign(ops::Backend& backend, Parameter& parameter, const tensor::TensorView& values);
+  // Rebuilds what the forward reads from the master's BF16 rounding; counts a new policy version.
+  void refresh(ops::Backend& backend);
+
+  // Counts the refreshes: trajectories and KV pages carry the version that made them.
+  int64_t policy_version() const { return policy_version_; }
+  void set_policy_version(int64_t version) { policy_version_ = version; }
+
+ private:
+  void rebuild(ops::Backend& backend, Parameter& parameter, const tensor::TensorView& values);
+
+  tensor::Allocator& allocator_;
+  Precision precision_;
+  std::deque<Parameter> parameters_;
+  std::unordered_map<std::string, Parameter*> by_name_;
+  int64_t policy_version_ = 0;
+};
+
+}  // namespace octet::model
