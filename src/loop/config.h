@@ -31,7 +31,6 @@ struct ModelInit {
   int64_t max_position_embeddings = 2048;
   double rope_theta = 10000.0;
   double rms_norm_eps = 1e-6;
-  double initializer_range = 0.02;
   bool tie_word_embeddings = true;
   int64_t seed = 0;
   bool operator==(const ModelInit&) const = default;
@@ -92,7 +91,7 @@ struct DataSection {
 struct RewardSection {
   std::vector<std::string> functions;
   std::vector<double> reward_weights;  // empty: 1 each
-  std::vector<std::string> command;    // program and arguments; empty: none
+  std::string command;                 // run by /bin/sh -c; empty: none
   double timeout = 60;                 // seconds for one batch of the command
   std::string pattern;                 // of the reward "regex"
   int64_t soft_punish_cache = 0;       // tokens, of the reward "length"
@@ -151,7 +150,7 @@ struct TrainSection {
 
 struct OptimSection {
   std::string optim = "adamw";
-  double learning_rate = 0;  // resolved where not given: 1e-6, SFT 2e-5, with [lora] ten times that
+  double learning_rate = 0;                  // resolved where not given: 1e-6, SFT 2e-5
   std::string lr_scheduler_type = "linear";  // "linear" | "cosine" | "constant" |
                                              // "constant_with_warmup"
   int64_t warmup_steps = 0;
