@@ -1,0 +1,142 @@
+#include "loop/policy.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace octet::loop {
+namespace {
+
+namespace fs = std::filesystem;
+using tensor::DType;
+
+bool has_tokenizer(const std::string& folder) {
+  return fs::exists(fs::path(folder) / "tokenizer.json") ||
+         fs::exists(fs::path(folder) / "tokenizer.json.gz");
+}
+
+}  // namespace
+
+int64_t TextSide::num_known(const io::ModelConfig& config) const {
+  return tokenizer ? std::min(tokenizer->size(), config.vocab_size) : config.vocab_size;
+}
+
+std::string TextSide::render(const Json& messages, bool add_generation_prompt, const Json* tools,
+                             const Json* kwargs) const {
+  if (!tokenizer)
+    fail("messages", "conversations need a tokenizer, but the model's folder has none; give ids");
+  if (!chat_template) {
+    fail("messages",
+         "conversations need a chat template, but the model's folder has none; give text "
+         "or a template file");
+  }
+  const auto token_text = [&](std::optional<int32_t> id) {
+    return id ? tokenizer->id_to_token(*id) : std::string_view();
+  };
+  return chat_template->render({.messages = messages,
+                                .add_generation_prompt = add_generation_prompt,
+                                .tools = tools,
+                                .kwargs = kwargs,
+                                .bos_token = token_text(tokenizer->bos_id()),
+                                .eos_token = token_text(tokenizer->eos_id())});
+}
+
+TextSide read_text_side(const std::string& folder, const io::ModelConfig& config) {
+  TextSide side;
+  side.generation = io::read_generation_config(folder);
+  side.stop_ids = io::stop_token_ids(config, side.generation);
+  if (!has_tokenizer(folder)) return side;
+  side.tokenizer = text::Tokenizer::load(folder);
+  if (const std::optional<int32_t> eos = side.tokenizer->eos_id();
+      eos && std::find(side.stop_ids.begin(), side.stop_ids.end(), *eos) == side.stop_ids.end()) {
+    side.stop_ids.push_back(*eos);
+  }
+  if (const std::string* source = side.tokenizer->chat_template()) {
+    side.chat_template = text::ChatTemplate::parse(*source, folder + " (chat template)");
+  }
+  return side;
+}
+
+Policy::Policy(tensor::Allocator& allocator, const io::ModelConfig& config, int64_t num_known,
+               const PolicyOptions& options) {
+  const bool training = options.training != model::Training::kNone;
+  model_ = std::make_unique<model::Model>(allocator, config, options.precision, options.training,
+                                          options.lora);
+  decoder_ =
+      std::make_unique<model::Decoder>(allocator, *model_,
+                                       model::DecoderLimits{.max_tokens = options.max_batch_tokens,
+                                                            .max_sequences = options.max_sequences,
+                                                            .max_context = options.max_seq_length,
+                                                            .training = training,
+                                                            .shadow = options.shadow});
+  const int64_t chunk_rows =
+      std::max<int64_t>(1, options.logits_bytes / (4 * std::max<int64_t>(1, config.vocab_size)));
+  head_ = std::make_unique<model::OutputHead>(allocator, *model_, chunk_rows,
+                                              options.max_batch_tokens, num_known, training);
+  const DType dense_kv = options.precision.float32 ? DType::kF32 : DType::kBF16;
+  const int64_t tokens =
+      options.kv_tokens > 0 ? options.kv_tokens : options.max_sequences * options.max_seq_length;
+  const int64_t num_pages = model::KvStore::pages_for(tokens);
+  pages_ = std::make_unique<model::KvStore>(allocator, config,
+                                            options.fp8_kv ? DType::kE4M3 : dense_kv, num_pages);
+  if (!options.shadow) return;
+  use_pool_as_shadow_ = !options.fp8_kv;
+  if (options.fp8_kv) {
+    // A pass holds one call's sequences at a time: its tokens, and a page's tail for each.
+    const int64_t shadow_pages =
+        std::min(num_pages,
+                 model::KvStore::pages_for(2 * options.max_batch_tokens + options.max_seq_length) +
+                     options.max_sequences);
+    shadow_ = std::make_unique<model::KvStore>(allocator, config, dense_kv, shadow_pages);
+  }
+}
+
+std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
+                                   const PolicyOptions& options) {
+  tensor::PlanningAllocator allocator;
+  const Policy policy(allocator, config, num_known, options);
+  std::vector<PlanEntry> plan;
+  for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
+  return plan;
+}
+
+int64_t plan_total(const std::vector<PlanEntry>& plan) {
+  int64_t total = 0;
+  for (const PlanEntry& entry : plan) total += entry.num_bytes;
+  return total;
+}
+
+std::string format_plan(const std::vector<PlanEntry>& plan) {
+  std::string text;
+  for (const PlanEntry& entry : plan) {
+    text += fmt::format("  {:<24}{:>12}\n", entry.label, format_bytes(entry.num_bytes));
+  }
+  return text + fmt::format("  {:<24}{:>12}\n", "total", format_bytes(plan_total(plan)));
+}
+
+void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes) {
+  if (limit_bytes <= 0 || plan_total(plan) <= limit_bytes) return;
+  fail("memory",
+       "the run must fit into {}, but its plan needs {}:\n{}lower train.micro_batch_tokens, "
+       "rollout.max_num_seqs or model.max_seq_length, use FP8, or raise the limit",
+       format_bytes(limit_bytes), format_bytes(plan_total(plan)), format_plan(plan));
+}
+
+model::Precision checkpoint_precision(const io::ModelConfig& config,
+                                      const model::Precision& fallback) {
+  if (!config.quantization) return fallback;
+  model::Precision precision = fallback;
+  precision.flow = model::Flow::kFp8Lora;
+  precision.scales =
+      config.quantization->weights == tensor::Granularity::kTensor ? model::WeightScales::kTensor
+      : config.quantization->weights == tensor::Granularity::kRow  ? model::WeightScales::kChannel
+                                                                   : model::WeightScales::kBlock;
+  return precision;
+}
+
+}  // namespace octet::loop

@@ -1,0 +1,89 @@
+// A policy ready to run: the model with its weights, one decoder, one output head, one pool of
+// pages, and the text side (tokenizer, chat template, end tokens) of its folder.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/model_config.h"
+#include "model/decoder.h"
+#include "model/loader.h"
+#include "model/output_head.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace octet::loop {
+
+struct PolicyOptions {
+  model::Precision precision;
+  bool fp8_kv = false;
+  model::Training training = model::Training::kNone;
+  std::optional<io::LoraConfig> lora;
+  int64_t max_seq_length = 2048;    // positions of one sequence
+  int64_t max_batch_tokens = 2048;  // new tokens of one forward
+  int64_t max_sequences = 64;       // sequences of one forward
+  int64_t kv_tokens = 0;            // tokens the pool holds; 0: max_sequences × max_seq_length
+  bool shadow = false;              // BF16 reference passes (Calibrated Clipping)
+  int64_t logits_bytes = int64_t{64} << 20;  // of one chunk of the output head
+};
+
+// What belongs to a model besides its weights.
+struct TextSide {
+  std::optional<text::Tokenizer> tokenizer;  // none: ids only, nothing is masked
+  std::optional<text::ChatTemplate> chat_template;
+  std::vector<int32_t> stop_ids;  // end tokens of generation_config, config and tokenizer
+  io::GenerationConfig generation;
+
+  // Ids below this are the tokenizer's; all of the model's rows without one.
+  int64_t num_known(const io::ModelConfig& config) const;
+  // Rendered text as ids; Error where the folder has no tokenizer or template.
+  std::string render(const Json& messages, bool add_generation_prompt, const Json* tools,
+                     const Json* kwargs) const;
+};
+// Reads what the folder holds; missing tokenizer files are no error.
+TextSide read_text_side(const std::string& folder, const io::ModelConfig& config);
+
+// One line of the memory plan.
+struct PlanEntry {
+  std::string label;
+  int64_t num_bytes = 0;
+};
+
+class Policy {
+ public:
+  // Only allocates: weights are zero until one of the loader's functions fills them.
+  Policy(tensor::Allocator& allocator, const io::ModelConfig& config, int64_t num_known,
+         const PolicyOptions& options);
+
+  model::Model& model() { return *model_; }
+  model::Decoder& decoder() { return *decoder_; }
+  model::OutputHead& head() { return *head_; }
+  model::KvStore& pages() { return *pages_; }
+  // BF16 pages of the reference passes: the pool itself where that is BF16; null without `shadow`.
+  model::KvStore* shadow_pages() {
+    return shadow_ ? shadow_.get() : use_pool_as_shadow_ ? pages_.get() : nullptr;
+  }
+
+ private:
+  std::unique_ptr<model::Model> model_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<model::OutputHead> head_;
+  std::unique_ptr<model::KvStore> pages_, shadow_;
+  bool use_pool_as_shadow_ = false;
+};
+
+// What Policy's constructor would allocate, without memory behind it.
+std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
+                                   const PolicyOptions& options);
+int64_t plan_total(const std::vector<PlanEntry>& plan);
+// Error naming the plan unless it fits the limit (0: none).
+void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);
+std::string format_plan(const std::vector<PlanEntry>& plan);
+
+// The precision of a checkpoint that is FP8 already, or `fallback`.
+model::Precision checkpoint_precision(const io::ModelConfig& config,
+                                      const model::Precision& fallback);
+
+}  // namespace octet::loop
