@@ -145,8 +145,7 @@ void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoin
   checkpoint.expect_all_used();
 }
 
-void init_weights(ops::Backend& backend, Model& model, uint64_t seed) {
-  constexpr double kStandardDeviation = 0.02;
+void init_weights(ops::Backend& backend, Model& model, uint64_t seed, double standard_deviation) {
   Assigner assign(backend, model);
   for (Parameter& parameter : model.weights().parameters()) {
     if (parameter.kind == ParameterKind::kLora) continue;
@@ -155,7 +154,7 @@ void init_weights(ops::Backend& backend, Model& model, uint64_t seed) {
     if (parameter.shape.rank() == 2) {
       RandomSequence random({.seed = name_seed(seed, parameter.name)}, RngUse::kInit);
       for (float& value : values) {
-        value = static_cast<float>(kStandardDeviation * random.next_normal());
+        value = static_cast<float>(standard_deviation * random.next_normal());
       }
     }
     assign(parameter, values);

@@ -15,8 +15,10 @@ namespace octet::model {
 // the model's, and dequantised where the flow is bf16.
 void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoint);
 
-// Normal(0, 0.02) matrices, unit norms, zero biases, from a seed and each parameter's name.
-void init_weights(ops::Backend& backend, Model& model, uint64_t seed);
+// Normal(0, standard_deviation) matrices, unit norms, zero biases, from a seed and each parameter's
+// name.
+void init_weights(ops::Backend& backend, Model& model, uint64_t seed,
+                  double standard_deviation = 0.02);
 
 // A adapters uniform in ±1/√K (PEFT's Kaiming with a = √5), B zero.
 void init_adapters(ops::Backend& backend, Model& model, uint64_t seed);

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/interrupt.h"
 #include "model/scoring.h"
 
 namespace octet::train {
@@ -66,7 +65,6 @@ rl::MetricList Trainer::step(std::span<const TrainSample> samples, int64_t step)
     }
   }
   for (int64_t u = 0; u < num_updates; ++u) {
-    throw_if_interrupted();
     const auto [begin, size] = range(u % mini_batches);
     update(samples.subspan(begin, size), u == 0, measure && u > 0,
            measure ? std::span<const std::vector<float>>(shadow_old).subspan(begin, size)

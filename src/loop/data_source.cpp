@@ -1,0 +1,245 @@
+#include "loop/data_source.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/strings.h"
+
+namespace octet::loop {
+namespace {
+
+const Json& required_field(const Json& row, const std::string& field, const std::string& key,
+                           const std::string& where) {
+  const auto found = row.find(field);
+  if (found == row.end()) {
+    std::vector<std::string> names;
+    for (const auto& item : row.items()) names.push_back(item.key());
+    const std::string nearest = nearest_name(field, names);
+    fail(where, "the row must have the column \"{}\" ({}), but has {}{}", field, key,
+         fmt::join(names, ", "),
+         nearest.empty() ? "; set the key to one of them"
+                         : fmt::format("; did you mean \"{}\"?", nearest));
+  }
+  return *found;
+}
+
+std::string row_name(const std::string& path, size_t index) {
+  return fmt::format("{}, row {}", path, index + 1);
+}
+
+// Plain completions, or the content of a conversational one (TRL's [{"role", "content"}]).
+std::string completion_text(const Json& value, const std::string& where) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_array() && value.size() == 1 && value[0].contains("content") &&
+      value[0]["content"].is_string()) {
+    return value[0]["content"].get<std::string>();
+  }
+  fail(where, "a completion must be a text or a list of one message, but is {}",
+       value.dump().substr(0, 80));
+}
+
+}  // namespace
+
+DataSource::DataSource(const TrainConfig& config, const TextSide& text_side)
+    : config_(config), text_side_(text_side) {
+  const DataSection& data = config.data;
+  if (data.task.empty()) {
+    read_files();
+  } else {
+    task_.emplace(data.task_digits, data.task_eval_size, data.task_seed);
+    const auto to_row = [&](const Problem& problem) {
+      PromptRow row;
+      row.text = problem.prompt;
+      row.ids = encode(problem.prompt);
+      row.columns = std::make_shared<Json>(Json{{"answer", problem.answer}});
+      return row;
+    };
+    for (const Problem& problem : task_->train()) prompts_.push_back(to_row(problem));
+    for (const Problem& problem : task_->eval()) eval_.push_back(to_row(problem));
+    num_train_ = static_cast<int64_t>(prompts_.size());
+  }
+  if (data.max_eval_samples > 0 && static_cast<int64_t>(eval_.size()) > data.max_eval_samples) {
+    eval_.resize(static_cast<size_t>(data.max_eval_samples));
+  }
+}
+
+std::vector<int32_t> DataSource::encode(const std::string& text) const {
+  if (!text_side_.tokenizer) {
+    fail("data", "texts need a tokenizer, but the model's folder has none; add tokenizer.json");
+  }
+  return text_side_.tokenizer->encode(text);
+}
+
+void DataSource::read_files() {
+  const DataSection& data = config_.data;
+  const io::Dataset train = io::read_jsonl(data.train);
+  train_checksum_ = fmt::format("crc32:{:08x}", train.crc32);
+  for (size_t i = 0; i < train.rows.size(); ++i) {
+    const std::string where = row_name(data.train, i);
+    if (config_.is_rl()) {
+      if (auto row = prompt_row(train.rows[i], where)) {
+        prompts_.push_back(std::move(*row));
+      } else {
+        ++num_left_out_;
+      }
+    } else {
+      if (auto row = demonstration_row(train.rows[i], where)) {
+        demonstrations_.push_back(std::move(*row));
+      } else {
+        ++num_left_out_;
+      }
+    }
+  }
+  num_train_ = static_cast<int64_t>(config_.is_rl() ? prompts_.size() : demonstrations_.size());
+  if (num_train_ == 0) {
+    fail(data.train,
+         "at least one row must fit, but all {} are longer than max_prompt_length or "
+         "max_seq_length",
+         train.rows.size());
+  }
+  if (data.eval.empty()) return;
+  const io::Dataset eval = io::read_jsonl(data.eval);
+  eval_checksum_ = fmt::format("crc32:{:08x}", eval.crc32);
+  for (size_t i = 0; i < eval.rows.size(); ++i) {
+    if (data.max_eval_samples > 0 && static_cast<int64_t>(eval_.size()) == data.max_eval_samples) {
+      break;
+    }
+    if (auto row = prompt_row(eval.rows[i], row_name(data.eval, i)))
+      eval_.push_back(std::move(*row));
+  }
+}
+
+std::optional<PromptRow> DataSource::prompt_row(const Json& row, const std::string& where) const {
+  const DataSection& data = config_.data;
+  const Json& prompt = required_field(row, data.prompt_field, "data.prompt_field", where);
+  PromptRow result;
+  Json messages = Json::array();
+  if (prompt.is_array()) {
+    messages = prompt;
+  } else if (!prompt.is_string()) {
+    fail(where, "the column \"{}\" must be a text or a list of messages, but is {}",
+         data.prompt_field, prompt.dump().substr(0, 80));
+  } else if (text_side_.chat_template) {
+    messages.push_back({{"role", "user"}, {"content", prompt}});
+  }
+  if (messages.empty()) {
+    result.text =
+        (data.system_prompt.empty() ? "" : data.system_prompt + "\n") + prompt.get<std::string>();
+  } else {
+    const bool has_system = messages[0].value("role", "") == "system";
+    if (!data.system_prompt.empty() && !has_system) {
+      messages.insert(messages.begin(), {{"role", "system"}, {"content", data.system_prompt}});
+    }
+    const Json kwargs = parse_json(data.chat_template_kwargs.text, "data.chat_template_kwargs");
+    const auto tools = row.find("tools");
+    result.text =
+        text_side_.render(messages, true, tools == row.end() ? nullptr : &*tools, &kwargs);
+  }
+  result.ids = encode(result.text);
+  const auto length = static_cast<int64_t>(result.ids.size());
+  if (length == 0) fail(where, "a prompt must have at least one token, but is empty");
+  if (data.max_prompt_length > 0 && length > data.max_prompt_length) return std::nullopt;
+  if (length >= config_.model.max_seq_length) return std::nullopt;
+  auto columns = std::make_shared<Json>(row);
+  columns->erase(data.prompt_field);
+  result.columns = std::move(columns);
+  return result;
+}
+
+std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
+                                                              const std::string& where) const {
+  const DataSection& data = config_.data;
+  std::string prompt, completion;
+  if (row.contains("messages")) {
+    Json messages = row["messages"];
+    if (!messages.is_array() || messages.empty() ||
+        messages.back().value("role", "") != "assistant") {
+      fail(where, "\"messages\" must be a list that ends with the assistant's message");
+    }
+    const std::string whole = text_side_.render(messages, false, nullptr, nullptr);
+    messages.erase(messages.size() - 1);
+    prompt = text_side_.render(messages, true, nullptr, nullptr);
+    if (whole.compare(0, prompt.size(), prompt) != 0) {
+      fail(where,
+           "the chat template must render a conversation as its beginning and the answer, but "
+           "does not; give prompt and completion instead");
+    }
+    completion = whole.substr(prompt.size());
+  } else if (row.contains("text") && row["text"].is_string()) {
+    completion = row["text"].get<std::string>();
+  } else {
+    const std::optional<PromptRow> prompt_part = prompt_row(row, where);
+    if (!prompt_part) return std::nullopt;
+    prompt = prompt_part->text;
+    completion = completion_text(
+        required_field(row, data.completion_field, "data.completion_field", where), where);
+  }
+  DemonstrationRow result;
+  result.ids = encode(prompt);
+  const auto prompt_length = static_cast<int64_t>(result.ids.size());
+  const std::vector<int32_t> tail = encode(completion);
+  result.ids.insert(result.ids.end(), tail.begin(), tail.end());
+  if (const auto eos = text_side_.tokenizer->eos_id(); eos && !row.contains("messages")) {
+    result.ids.push_back(*eos);
+  }
+  result.first_target =
+      config_.algorithm.completion_only_loss ? std::max<int64_t>(1, prompt_length) : 1;
+  const auto length = static_cast<int64_t>(result.ids.size());
+  if (length < 2) fail(where, "a text to learn must have at least two tokens, but has {}", length);
+  if (length > config_.model.max_seq_length) return std::nullopt;
+  return result;
+}
+
+int64_t DataSource::row_at(int64_t step, int64_t index) {
+  const int64_t position = step * config_.train.prompts_per_step + index;
+  const int64_t epoch = position / num_train_;
+  if (epoch != shuffled_epoch_) {
+    order_.resize(static_cast<size_t>(num_train_));
+    std::iota(order_.begin(), order_.end(), int64_t{0});
+    RandomSequence random(
+        {.seed = static_cast<uint64_t>(config_.run.seed), .step = static_cast<uint32_t>(epoch)},
+        RngUse::kShuffle);
+    for (int64_t i = num_train_ - 1; config_.data.shuffle && i > 0; --i) {
+      std::swap(order_[i], order_[random.next_below(static_cast<uint32_t>(i + 1))]);
+    }
+    shuffled_epoch_ = epoch;
+  }
+  return order_[position % num_train_];
+}
+
+const PromptRow& DataSource::prompt(int64_t step, int64_t index) {
+  return prompts_[row_at(step, index)];
+}
+
+DemonstrationRow DataSource::demonstration(int64_t step, int64_t index) {
+  const int64_t row = row_at(step, index);
+  if (!task_) return demonstrations_[row];
+  const std::string answer = ArithmeticTask::demonstrate(
+      task_->train()[row], config_.data.task_wrong_share, config_.run.seed, step, index);
+  DemonstrationRow result;
+  result.ids = prompts_[row].ids;
+  result.first_target = static_cast<int64_t>(result.ids.size());
+  const std::vector<int32_t> tail = encode(answer);
+  result.ids.insert(result.ids.end(), tail.begin(), tail.end());
+  result.ids.push_back(*text_side_.tokenizer->eos_id());
+  return result;
+}
+
+Json DataSource::provenance() const {
+  Json result = Json::object();
+  if (task_) result["task"] = config_.data.task;
+  if (!train_checksum_.empty())
+    result["train"] = {{"path", config_.data.train}, {"checksum", train_checksum_}};
+  if (!eval_checksum_.empty())
+    result["eval"] = {{"path", config_.data.eval}, {"checksum", eval_checksum_}};
+  result["num_train"] = num_train_;
+  result["num_left_out"] = num_left_out_;
+  return result;
+}
+
+}  // namespace octet::loop
