@@ -1,11 +1,255 @@
+#include "backend/cpu/dispatch.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/attention.cpp"  // NOLINT
+#include <cstring>
+
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "backend/cpu/attention_kernels-inl.h"
+#include "backend/cpu/op_util.h"
 #include "backend/cpu/ops.h"
-#include "base/error.h"
 
+#if HWY_ONCE
 namespace octet::cpu {
+namespace {
 
-void kv_append(Context&, const ops::KvAppendArgs&) { OCTET_ASSERT(false); }
-void kv_copy(Context&, const ops::KvCopyArgs&) { OCTET_ASSERT(false); }
-void attention(Context&, const ops::AttentionArgs&) { OCTET_ASSERT(false); }
-void attention_backward(Context&, const ops::AttentionBackwardArgs&) { OCTET_ASSERT(false); }
+using tensor::DType;
+using tensor::Shape;
+using tensor::TensorView;
+
+constexpr int64_t kMaxHeadWidth = 256;
+
+void check_cache(std::string_view op, const ops::KvCacheView& cache) {
+  require_rank(op, "cache.k", cache.k, 4, 4);
+  require_shape(op, "cache.v", cache.v, cache.k.shape);
+  require_dtype(op, "cache.v", cache.v, cache.k.dtype);
+  const DType dtype = cache.k.dtype;
+  if (dtype != DType::kBF16 && dtype != DType::kF32 && dtype != DType::kE4M3) {
+    fail(op, "the cache must be BF16, F32 or E4M3, but is {}", tensor::dtype_name(dtype));
+  }
+  if (dtype == DType::kE4M3) {
+    const Shape shape{cache.k.shape[0], cache.k.shape[1], cache.k.shape[2]};
+    for (const TensorView* scales : {&cache.k_scale, &cache.v_scale}) {
+      const char* name = scales == &cache.k_scale ? "cache.k_scale" : "cache.v_scale";
+      require_shape(op, name, *scales, shape);
+      require_dtype(op, name, *scales, DType::kF32);
+    }
+  }
+  const int64_t width = cache.k.shape[3];
+  if (cache.k.shape[1] < 1 || cache.k.shape[2] < 1 || width < 2 || width > kMaxHeadWidth ||
+      width % 2 != 0) {
+    fail(op, "the cache must have pages, heads and an even head width up to {}, but is {}",
+         kMaxHeadWidth, cache.k.shape.to_string());
+  }
+}
+
+// q-like [T, H, D] of one dtype.
+void check_heads(std::string_view op, std::string_view name, const TensorView& view, DType dtype,
+                 const Shape& shape) {
+  require_shape(op, name, view, shape);
+  require_dtype(op, name, view, dtype);
+}
+
+void check_query(std::string_view op, const TensorView& q, const ops::KvCacheView& cache) {
+  check_cache(op, cache);
+  require_rank(op, "q", q, 3, 3);
+  require_float(op, "q", q);
+  const int64_t num_heads = q.shape[1], kv_heads = cache.k.shape[2];
+  if (num_heads < 1 || num_heads % kv_heads != 0 || q.shape[2] != cache.k.shape[3]) {
+    fail(op, "q {} does not fit {} key/value heads of width {}", q.shape.to_string(), kv_heads,
+         cache.k.shape[3]);
+  }
+}
+
+void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t num_tokens,
+                 const ops::KvCacheView& cache, int64_t window) {
+  require_rank(op, "page_table", batch.page_table, 2, 2);
+  require_dtype(op, "page_table", batch.page_table, DType::kI32);
+  const int64_t num_sequences = batch.page_table.shape[0];
+  const int64_t max_pages = batch.page_table.shape[1];
+  require_vector(op, "query_offsets", batch.query_offsets, DType::kI32, num_sequences + 1);
+  require_vector(op, "context_lengths", batch.context_lengths, DType::kI32, num_sequences);
+  require_contiguous(op, "query_offsets", batch.query_offsets);
+  require_contiguous(op, "context_lengths", batch.context_lengths);
+  const int32_t* offsets = batch.query_offsets.as<int32_t>();
+  if (offsets[0] < 0 || offsets[num_sequences] > num_tokens) {
+    fail(op, "query_offsets must lie in [0, {}], but run from {} to {}", num_tokens, offsets[0],
+         offsets[num_sequences]);
+  }
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t new_tokens = int64_t{offsets[s + 1]} - offsets[s];
+    const int64_t length = batch.context_lengths.as<int32_t>()[s];
+    if (new_tokens < 0 || length < new_tokens) {
+      fail(op, "sequence {} has {} new tokens in a context of {}", s, new_tokens, length);
+    }
+    if (new_tokens == 0) continue;
+    const int64_t first = window > 0 ? std::max<int64_t>(0, length - new_tokens + 1 - window) : 0;
+    for (int64_t i = first / cache.page_size(); i * cache.page_size() < length; ++i) {
+      const int64_t page = i < max_pages ? batch.page_table.row<int32_t>(s)[i] : -1;
+      if (page < 0 || page >= cache.k.shape[0]) {
+        fail(op, "position {} of sequence {} needs page {} of its table, which is {} of {}",
+             i * cache.page_size(), s, i, page, cache.k.shape[0]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void kv_append(Context& context, const ops::KvAppendArgs& args) {
+  constexpr std::string_view kOp = "kv_append";
+  check_cache(kOp, args.cache);
+  const Shape& cache_shape = args.cache.k.shape;
+  const int64_t num_tokens = args.k.rows();
+  const Shape shape{num_tokens, cache_shape[2], cache_shape[3]};
+  require_shape(kOp, "k", args.k, shape);
+  require_float(kOp, "k", args.k);
+  check_heads(kOp, "v", args.v, args.k.dtype, shape);
+  require_vector(kOp, "slots", args.slots, DType::kI32, num_tokens);
+  const int64_t num_slots = cache_shape[0] * cache_shape[1];
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    const int32_t slot = *args.slots.row<int32_t>(t);
+    if (slot < -1 || slot >= num_slots) {
+      fail(kOp, "slot {} of token {} is not in [-1, {})", slot, t, num_slots);
+    }
+  }
+  const auto append_token = OCTET_CPU_KERNEL(context.isa, append_token);
+  parallel(context, num_tokens, 4 * args.k.row_elements(), [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t slot = *args.slots.row<int32_t>(t);
+      if (slot < 0) continue;
+      append_token(args.k, t, args.cache.k, args.cache.k_scale, slot);
+      append_token(args.v, t, args.cache.v, args.cache.v_scale, slot);
+    }
+  });
+}
+
+void kv_copy(Context&, const ops::KvCopyArgs& args) {
+  constexpr std::string_view kOp = "kv_copy";
+  check_cache(kOp, args.cache);
+  const int64_t num_pages = args.cache.k.shape[0];
+  for (const int32_t page : {args.source, args.destination}) {
+    if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+  }
+  if (args.num_tokens < 0 || args.num_tokens > args.cache.page_size()) {
+    fail(kOp, "num_tokens must be in [0, {}], but is {}", args.cache.page_size(), args.num_tokens);
+  }
+  if (args.source == args.destination) return;
+  const bool quantized = args.cache.k.dtype == DType::kE4M3;
+  for (const TensorView* view :
+       {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
+    if (!quantized && (view == &args.cache.k_scale || view == &args.cache.v_scale)) continue;
+    const int64_t token_elements = view->row_elements() / args.cache.page_size();
+    std::memcpy(
+        row_at(*view, args.destination), row_at(*view, args.source),
+        static_cast<size_t>(args.num_tokens * token_elements * tensor::dtype_bytes(view->dtype)));
+  }
+}
+
+void attention(Context& context, const ops::AttentionArgs& args) {
+  constexpr std::string_view kOp = "attention";
+  check_query(kOp, args.q, args.cache);
+  check_heads(kOp, "out", args.out, args.q.dtype, args.q.shape);
+  const int64_t num_tokens = args.q.shape[0], num_heads = args.q.shape[1];
+  if (!args.lse.empty()) {
+    check_heads(kOp, "lse", args.lse, DType::kF32, Shape{num_tokens, num_heads});
+  }
+  check_batch(kOp, args.batch, num_tokens, args.cache, args.window);
+
+  // Items: blocks of query tokens, of every sequence, times key/value heads. How a block is cut
+  // has no part in the bytes.
+  const int64_t kv_heads = args.cache.k.shape[2], width = args.q.shape[2];
+  const int64_t group = num_heads / kv_heads;
+  const int64_t block = std::clamp<int64_t>(64 / group, 1, 32);
+  const int64_t num_sequences = args.batch.page_table.shape[0];
+  const int32_t* offsets = args.batch.query_offsets.as<int32_t>();
+  const int32_t* lengths = args.batch.context_lengths.as<int32_t>();
+  int64_t* first_block = context.shared_scratch[0].take<int64_t>(num_sequences + 1);
+  int64_t num_scores = 0;
+  first_block[0] = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t new_tokens = offsets[s + 1] - offsets[s];
+    first_block[s + 1] = first_block[s] + (new_tokens + block - 1) / block;
+    num_scores += new_tokens * lengths[s];
+  }
+  const int64_t num_items = first_block[num_sequences] * kv_heads;
+  if (num_items == 0) return;
+  const auto attention_item = OCTET_CPU_KERNEL(context.isa, attention_item);
+  const auto scratch_floats = static_cast<int64_t>(
+      forward_scratch(static_cast<size_t>(group * block), static_cast<size_t>(width)));
+  parallel(context, num_items, num_scores * num_heads * width / num_items,
+           [&](int64_t begin, int64_t end, int thread) {
+             float* scratch =
+                 context.thread_scratch[static_cast<size_t>(thread)].take<float>(scratch_floats);
+             for (int64_t i = begin; i < end; ++i) {
+               const int64_t index = i / kv_heads;
+               const int64_t s = std::upper_bound(first_block, first_block + num_sequences, index) -
+                                 first_block - 1;
+               const int64_t done = (index - first_block[s]) * block;
+               const int64_t new_tokens = offsets[s + 1] - offsets[s];
+               attention_item(args,
+                              AttentionItem{.pages = args.batch.page_table.row<int32_t>(s),
+                                            .first_token = offsets[s] + done,
+                                            .num_tokens = std::min(block, new_tokens - done),
+                                            .first_position = lengths[s] - new_tokens + done,
+                                            .kv_head = i % kv_heads},
+                              scratch);
+             }
+           });
+}
+
+void attention_backward(Context& context, const ops::AttentionBackwardArgs& args) {
+  constexpr std::string_view kOp = "attention_backward";
+  check_query(kOp, args.q, args.cache);
+  const int64_t num_tokens = args.q.shape[0], num_heads = args.q.shape[1], width = args.q.shape[2];
+  const int64_t kv_heads = args.cache.k.shape[2];
+  const DType dtype = args.q.dtype;
+  check_heads(kOp, "out", args.out, dtype, args.q.shape);
+  check_heads(kOp, "dout", args.dout, dtype, args.q.shape);
+  check_heads(kOp, "dq", args.dq, dtype, args.q.shape);
+  check_heads(kOp, "dk", args.dk, dtype, Shape{num_tokens, kv_heads, width});
+  check_heads(kOp, "dv", args.dv, dtype, Shape{num_tokens, kv_heads, width});
+  check_heads(kOp, "lse", args.lse, DType::kF32, Shape{num_tokens, num_heads});
+  check_batch(kOp, args.batch, num_tokens, args.cache, 0);
+  const int64_t num_sequences = args.batch.page_table.shape[0];
+  const int32_t* offsets = args.batch.query_offsets.as<int32_t>();
+  const int32_t* lengths = args.batch.context_lengths.as<int32_t>();
+  int64_t longest = 0, num_scores = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t new_tokens = offsets[s + 1] - offsets[s];
+    if (lengths[s] != new_tokens) {
+      fail(kOp, "every key must be one of the batch's tokens, but sequence {} has {} of {}", s,
+           new_tokens, lengths[s]);
+    }
+    longest = std::max(longest, new_tokens);
+    num_scores += new_tokens * new_tokens;
+  }
+  const int64_t num_items = num_sequences * kv_heads;
+  if (num_items == 0) return;
+
+  const int64_t group = num_heads / kv_heads;
+  const int64_t block = std::clamp<int64_t>(64 / group, 1, 64);
+  const auto attention_backward_item = OCTET_CPU_KERNEL(context.isa, attention_backward_item);
+  const auto scratch_floats = static_cast<int64_t>(
+      backward_scratch(static_cast<size_t>(group * block), static_cast<size_t>(width),
+                       static_cast<size_t>(longest)));
+  parallel(context, num_items, 4 * num_scores * num_heads * width / num_items,
+           [&](int64_t begin, int64_t end, int thread) {
+             float* scratch =
+                 context.thread_scratch[static_cast<size_t>(thread)].take<float>(scratch_floats);
+             for (int64_t i = begin; i < end; ++i) {
+               const int64_t s = i / kv_heads;
+               attention_backward_item(args,
+                                       AttentionItem{.pages = args.batch.page_table.row<int32_t>(s),
+                                                     .first_token = offsets[s],
+                                                     .num_tokens = offsets[s + 1] - offsets[s],
+                                                     .first_position = 0,
+                                                     .kv_head = i % kv_heads},
+                                       block, scratch);
+             }
+           });
+}
 
 }  // namespace octet::cpu
+#endif  // HWY_ONCE
