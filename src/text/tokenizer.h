@@ -83,6 +83,9 @@ class IncrementalDecoder {
   std::string finish();
 
  private:
+  std::string take_byte_run();
+  std::string strip(std::string text);
+
   Tokenizer tokenizer_;
   DecodeOptions options_;
   std::string pending_;  // bytes not yet given out
