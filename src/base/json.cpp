@@ -12,20 +12,23 @@
 
 namespace octet {
 
-Json parse_json(std::string_view text, std::string_view where) {
+namespace {
+
+template <class AnyJson>
+AnyJson parse(std::string_view text, std::string_view where) {
   std::vector<std::set<std::string>> keys;
   std::string duplicate;
-  const auto on_event = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const std::string& key = parsed.get_ref<const std::string&>();
+  const auto on_event = [&](int, typename AnyJson::parse_event_t event, AnyJson& parsed) {
+    if (event == AnyJson::parse_event_t::object_start) keys.emplace_back();
+    if (event == AnyJson::parse_event_t::object_end) keys.pop_back();
+    if (event == AnyJson::parse_event_t::key) {
+      const std::string& key = parsed.template get_ref<const std::string&>();
       if (!keys.back().insert(key).second && duplicate.empty()) duplicate = key;
     }
     return true;
   };
   try {
-    Json result = Json::parse(text, on_event);
+    AnyJson result = AnyJson::parse(text, on_event);
     if (!duplicate.empty()) {
       fail(where, "a key must stand once in a JSON object, but \"{}\" stands twice", duplicate);
     }
@@ -35,6 +38,14 @@ Json parse_json(std::string_view text, std::string_view where) {
     if (const size_t end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
     fail(where, "valid JSON is required, but: {}", reason);
   }
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view where) { return parse<Json>(text, where); }
+
+SortedJson parse_sorted_json(std::string_view text, std::string_view where) {
+  return parse<SortedJson>(text, where);
 }
 
 Json read_json_file(const std::string& path) { return parse_json(read_file(path), path); }

@@ -60,19 +60,4 @@ void write_checkpoint(const std::string& folder, const std::vector<NamedTensor>&
                       int64_t max_shard_bytes = kMaxShardBytes,
                       const Metadata& metadata = kPytorchMetadata);
 
-// A linear layer of an FP8 checkpoint: value = code × scale. compressed-tensors `X.weight_scale` or
-// DeepSeek / Qwen3 `X.weight_scale_inv` (which multiplies too).
-struct Fp8Linear {
-  tensor::TensorView codes;   // [N, K] E4M3
-  tensor::TensorView scales;  // F32, BF16 or F16, in the shape tensor::scale_shape gives
-  tensor::Granularity granularity = tensor::Granularity::kTensor;
-};
-
-bool is_fp8_linear(const Checkpoint& checkpoint, std::string_view module);
-
-// Codes and scales of `module` ("model.layers.0.mlp.up_proj"), counted as used. Decided by element
-// type and scale, not by quantization_config. Error where the weight is no E4M3 matrix, has no
-// scale or one of another shape.
-Fp8Linear view_fp8_linear(Checkpoint& checkpoint, std::string_view module);
-
 }  // namespace octet::io

@@ -23,6 +23,10 @@ struct GgufTensor {
 
 std::string gguf_type_name(uint32_t type);  // "Q4_1"; "type 99" where unknown
 
+// The bytes of a tensor by its type and shape, 0 for a type that is not read. Error where its rows
+// are no whole blocks.
+int64_t gguf_tensor_bytes(const std::string& path, const GgufTensor& tensor);
+
 // One file, mapped read-only. Sizes, counts and offsets are checked against the file before use.
 class GgufFile {
  public:
@@ -57,6 +61,8 @@ class GgufFile {
 // Error naming the tensor and its type where it is not one of F32, F16, BF16, Q4_0, Q4_1, Q5_0,
 // Q5_1, Q8_0.
 tensor::DType gguf_lossless_dtype(const GgufTensor& tensor);
+
+bool gguf_is_quantized(const GgufTensor& tensor);  // in blocks of several elements
 
 // Float32 values of the whole tensor; `values` has as many elements.
 void gguf_dequantize(const GgufTensor& tensor, std::span<float> values);

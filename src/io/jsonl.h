@@ -21,8 +21,8 @@ struct Dataset {
 };
 
 // Errors name the file, the line (or the row of an array) and the reason: text that is no JSON, a
-// row that is no object, an empty dataset. Blank lines are allowed only at the end. A name ending
-// in .json (.json.gz) is an array or JSON Lines, whichever its first byte says.
+// row that is no object, an empty dataset. Blank lines are allowed only at the end. The content
+// decides, not the name: gzip by its first two bytes, an array by its opening bracket.
 Dataset read_jsonl(const std::string& path);
 
 }  // namespace octet::io

@@ -2,14 +2,19 @@
 // and generation_config.json.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace octet::io {
+
+inline constexpr std::array<std::string_view, 4> kModelTypes = {"llama", "mistral", "qwen2",
+                                                                "qwen3"};
 
 enum class RopeType { kDefault, kLinear, kLlama3 };
 
@@ -32,7 +37,7 @@ struct QuantizationConfig {
 };
 
 struct ModelConfig {
-  std::string model_type;  // "llama", "mistral", "qwen2" or "qwen3"
+  std::string model_type;  // one of kModelTypes
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
