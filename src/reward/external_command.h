@@ -14,7 +14,7 @@ namespace octet::reward {
 struct ExternalCommandOptions {
   std::string command;                        // for /bin/sh -c
   std::chrono::milliseconds timeout{60'000};  // for one batch, writing and reading together
-  int max_restarts = 10;                      // after which every batch goes without a reward
+  int max_restarts = 10;                      // in a row without a good answer; then it gives up
 };
 
 // Whatever goes wrong with the program leaves the samples concerned without a reward (NaN), is

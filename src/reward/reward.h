@@ -1,6 +1,7 @@
 // Rewards: functions from a batch of samples to one number each.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
@@ -25,7 +26,7 @@ struct RewardBatch {
   size_t size() const { return completions.size(); }
 };
 
-// What went wrong so far, and how often. Built-in rewards have no failures.
+// What went wrong so far, and how often.
 struct RewardFailures {
   int64_t num_timeouts = 0;        // batches without an answer in time
   int64_t num_crashes = 0;         // batches in which the process ended or could not be started
@@ -48,17 +49,21 @@ class Reward {
 // The built-in `name` with its options (an object or null; an unknown key is an error). Throws
 // UsageError naming the nearest for an unknown name.
 //
-// `answer_field` (default "answer") names the column with the reference answer.
-//   gsm8k        1 where the number after the last "#### " equals the answer's; else 0.
-//                method = "strict" (default) | "flexible" (the last number of the completion)
-//   boxed        1 where the last balanced \boxed{…} equals the answer after normalisation
-//   numeric      1 where the last number of the completion equals the answer (exact decimals)
+// Those that compare read the reference from the column `answer_field` (default "answer"; "a.b"
+// looks inside an object), as text or number. Of "… #### 18" they take what follows the last
+// "####". Numbers are compared exactly, without floating point: 1,000 = $1000.00, 18.0 = 18., 1/2 =
+// 0.5.
+//   gsm8k        1 where the number after "#### " (the last in the last 300 bytes) is the answer's,
+//                else 0; method = "strict" (default) | "flexible" (the last number)
+//   boxed        1 where the last balanced \boxed{…} equals the answer (or the answer's own
+//                \boxed{…}) after normalisation of LaTeX, or as a number
+//   numeric      1 where the last number of the completion is the answer
 //   exact_match  1 where the completion, without outer blanks, is the answer
-//   format       1 where the completion is <think>…</think> and then the rest (TRL's think format)
-//   regex        1 where `pattern` (PCRE2, dot matches newline, ^ and $ at lines) is found
-//   length       the soft overlong penalty min(−(len − (max_length − cache))/cache · factor, 0)
-//   over
-//                the tokens of the completion; options max_length, cache, factor (default 1)
+//   format       1 where the completion is <think>…</think> and then anything (TRL's
+//                think_format_reward)
+//   regex        1 where `pattern` (PCRE2; the dot takes newlines, ^ and $ stand at lines) is found
+//   length       the soft overlong penalty min(−(len − (max_length − cache))/cache · factor, 0),
+//                len in tokens; options max_length, cache, factor (default 1)
 std::unique_ptr<Reward> make_reward(std::string_view name, const Json& options);
 std::vector<std::string> reward_names();
 
