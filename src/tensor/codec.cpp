@@ -23,6 +23,7 @@ uint8_t encode(float value, const Format& format) {
   if (std::isnan(value)) return sign | 0x7F;
   const float magnitude = std::fabs(value);
   if (magnitude >= format.largest) return sign | format.largest_code;
+  if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);  // magnitude in [2^(exponent-1), 2^exponent)
   exponent = std::max(exponent - 1, 1 - format.bias);
@@ -81,6 +82,7 @@ uint16_t encode_f16(float value) {
   if (std::isnan(value)) return sign | 0x7E00;
   const float magnitude = std::fabs(value);
   if (magnitude >= 65520.0f) return sign | 0x7C00;
+  if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   exponent = std::max(exponent - 1, -14);
