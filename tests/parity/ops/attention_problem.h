@@ -196,14 +196,16 @@ inline AttentionRun run_attention(ops::Backend& backend, const AttentionProblem&
   return run;
 }
 
-// Float64: outputs, and where `dout` is given ([length · heads · width]) the gradients.
+// Float64: outputs, and where `dout` is given ([length · heads · width]) the gradients; δ =
+// dout·out takes the output that the backward is given.
 struct AttentionReference {
   std::vector<double> out, lse, dq, dk, dv;
 };
 inline AttentionReference reference_attention(const AttentionProblem& p, const PagedCache& cache,
                                               size_t sequence, int64_t length,
                                               const std::vector<double>& q,
-                                              const std::vector<double>& dout = {}) {
+                                              const std::vector<double>& dout = {},
+                                              const std::vector<double>& rounded_out = {}) {
   const int64_t group = p.heads / p.kv_heads, width = p.width;
   AttentionReference r;
   r.out.assign(static_cast<size_t>(length * p.heads * width), 0);
@@ -248,7 +250,7 @@ inline AttentionReference reference_attention(const AttentionProblem& p, const P
       if (dout.empty()) continue;
       double delta = 0;
       for (size_t i = 0; i < static_cast<size_t>(width); ++i)
-        delta += dout[row + i] * r.out[row + i];
+        delta += dout[row + i] * rounded_out[row + i];
       for (int64_t j = first; j <= t; ++j) {
         const double weight = weights[static_cast<size_t>(j - first)];
         double dweight = 0;

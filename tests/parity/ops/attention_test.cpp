@@ -98,8 +98,7 @@ TEST_P(AttentionTest, RowsDependOnTheirSequenceAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, AttentionTest, ::testing::ValuesIn(test::cpu_isas()),
-                         [](const auto& info) { return std::string(isa_name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Isas, AttentionTest, ::testing::ValuesIn(test::cpu_isas()), isa_of);
 
 }  // namespace
 }  // namespace octet::parity

@@ -124,4 +124,8 @@ class OpTest : public ::testing::TestWithParam<cpu::Isa> {
   std::unique_ptr<ops::Backend> backend_ = make_backend();
 };
 
+inline std::string isa_of(const ::testing::TestParamInfo<cpu::Isa>& info) {
+  return std::string(cpu::isa_name(info.param));
+}
+
 }  // namespace octet::parity

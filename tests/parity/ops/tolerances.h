@@ -12,7 +12,16 @@ struct Tolerance {
   double relative;
 };
 
-enum class Op { kElementwise, kRmsNorm, kRope, kAttention, kLogProbs, kAdamW };
+enum class Op {
+  kElementwise,
+  kGatedActivation,
+  kRmsNorm,
+  kRope,
+  kAttention,
+  kAttentionBackward,
+  kLogProbs,
+  kAdamW,
+};
 
 // F32 arithmetic: a few units in the last place where nothing is summed, more for sums.
 inline Tolerance tolerance(Op op, tensor::DType dtype) {
@@ -20,6 +29,9 @@ inline Tolerance tolerance(Op op, tensor::DType dtype) {
   switch (op) {
     case Op::kElementwise:
       f32 = {1e-7, 1e-6};
+      break;
+    case Op::kGatedActivation:
+      f32 = {1e-6, 2e-6};
       break;
     case Op::kRmsNorm:
       f32 = {1e-6, 2e-6};
@@ -29,6 +41,9 @@ inline Tolerance tolerance(Op op, tensor::DType dtype) {
       break;
     case Op::kAttention:
       f32 = {2e-6, 5e-6};
+      break;
+    case Op::kAttentionBackward:
+      f32 = {1e-5, 1e-5};
       break;
     case Op::kLogProbs:
       f32 = {2e-6, 2e-6};

@@ -1,0 +1,139 @@
+// Writing and copying cache pages, and what attention refuses.
+#include <limits>
+
+#include "base/error.h"
+#include "parity/ops/attention_problem.h"
+
+namespace octet::parity {
+namespace {
+
+class KvCacheTest : public OpTest {};
+
+// The contract of ops::QuantizeArgs for one row, by the scalar codec.
+float scalar_quantize(const float* x, int64_t n, uint8_t* codes) {
+  float amax = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = std::fabs(tensor::round_bf16(x[i]));
+    if (std::isfinite(value)) amax = std::max(amax, value);
+  }
+  const float scale = amax == 0 ? 1.0f : std::max(amax / 448.0f, 0x1p-100f);
+  for (int64_t i = 0; i < n; ++i) codes[i] = tensor::encode_e4m3(tensor::round_bf16(x[i]) / scale);
+  return scale;
+}
+
+TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> hostile = {0.0f,   -0.0f,    kNaN,  kInfinity, -kInfinity, 1e-30f,
+                                      1e-45f, -3.3e38f, 448.f, 449.f,     -kNaN,      0.03125f};
+  for (const int64_t width : {2, 16, 22, 64, 250}) {
+    constexpr int64_t kTokens = 40, kHeads = 3;
+    const Array k = random_array(DType::kF32, Shape{kTokens, kHeads, width}, 5);
+    const Array v = random_array(DType::kF32, Shape{kTokens, kHeads, width}, 6, 30);
+    auto* values = k.view().as<float>();
+    RandomSequence random({.seed = 9}, RngUse::kInit);
+    for (int64_t i = 0; i < kTokens * kHeads * width; ++i) {
+      // Rows of wide and of narrow range, of zeros only, and with hostile values.
+      const int64_t kind = i / width % 5;
+      if (kind == 1) values[i] *= std::ldexp(1.0f, -static_cast<int>(random.next_below(20)));
+      if (kind == 2) values[i] = random.next_below(2) == 0 ? 0.0f : -0.0f;
+      if (kind == 3) values[i] *= 1e-37f;
+      if (kind == 4 && random.next_below(2) == 0) {
+        values[i] = hostile[random.next_below(static_cast<uint32_t>(hostile.size()))];
+      }
+    }
+    const Shape pages{5, 16, kHeads, width};
+    const Array ck(DType::kE4M3, pages), cv(DType::kE4M3, pages);
+    const Array sk(DType::kF32, Shape{5, 16, kHeads}), sv(DType::kF32, Shape{5, 16, kHeads});
+    std::vector<int32_t> slots;
+    for (int32_t t = 0; t < kTokens; ++t) slots.push_back(t == 3 ? -1 : 79 - 2 * t);
+    backend_->kv_append({.k = k, .v = v, .slots = Array(slots), .cache = {ck, cv, sk, sv}});
+    for (int64_t t = 0; t < kTokens; ++t) {
+      if (slots[static_cast<size_t>(t)] < 0) continue;
+      for (int64_t h = 0; h < kHeads; ++h) {
+        const int64_t from = t * kHeads + h;
+        const int64_t to = slots[static_cast<size_t>(t)] * kHeads + h;
+        for (const auto& [x, codes, scales] :
+             {std::tuple(&k, &ck, &sk), std::tuple(&v, &cv, &sv)}) {
+          std::vector<uint8_t> expected(static_cast<size_t>(width));
+          const float scale =
+              scalar_quantize(x->view().as<float>() + from * width, width, expected.data());
+          EXPECT_EQ(scales->view().as<float>()[to], scale);
+          const uint8_t* actual = codes->view().as<uint8_t>() + to * width;
+          EXPECT_EQ(std::vector<uint8_t>(actual, actual + width), expected)
+              << "token " << t << " head " << h << " width " << width;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KvCacheTest, AppendRoundsOnceAndLeavesOtherSlots) {
+  const Array k = random_array(DType::kF32, Shape{2, 2, 6}, 1, 1, 5);
+  const Array v = random_array(DType::kF32, Shape{2, 2, 6}, 2);
+  const Array ck(DType::kBF16, Shape{2, 4, 2, 6}), cv(DType::kBF16, Shape{2, 4, 2, 6});
+  backend_->kv_append({.k = k, .v = v, .slots = Array({6, -1}), .cache = {ck, cv, {}, {}}});
+  for (int64_t i = 0; i < 2 * 4 * 12; ++i) {
+    const bool written = i / 12 == 6;
+    EXPECT_EQ(ck.get(i), written ? tensor::round_bf16(static_cast<float>(k.get(i % 12))) : 0);
+    EXPECT_EQ(cv.get(i), written ? tensor::round_bf16(static_cast<float>(v.get(i % 12))) : 0);
+  }
+}
+
+TEST_P(KvCacheTest, CopyTakesTheFirstTokens) {
+  const Shape pages{3, 4, 2, 6};
+  Array k(DType::kE4M3, pages), v(DType::kE4M3, pages);
+  for (int64_t i = 0; i < k.view().num_elements(); ++i) {
+    k.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 100);
+    v.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 90);
+  }
+  const Array ks = random_array(DType::kF32, Shape{3, 4, 2}, 1);
+  const Array vs = random_array(DType::kF32, Shape{3, 4, 2}, 2);
+  const std::vector<double> before[] = {k.values(), v.values(), ks.values(), vs.values()};
+  backend_->kv_copy({.cache = {k, v, ks, vs}, .source = 2, .destination = 0, .num_tokens = 3});
+  const std::vector<double> after[] = {k.values(), v.values(), ks.values(), vs.values()};
+  for (int array = 0; array < 4; ++array) {
+    const size_t token = array < 2 ? 12 : 2;
+    for (size_t i = 0; i < before[array].size(); ++i) {
+      EXPECT_EQ(after[array][i], before[array][i < 3 * token ? i + 8 * token : i]);
+    }
+  }
+}
+
+TEST_P(KvCacheTest, BadInputIsRefused) {
+  const Array cache(DType::kF32, Shape{2, 16, 2, 8});
+  const ops::KvCacheView view{cache, cache, {}, {}};
+  const Array q(DType::kF32, Shape{3, 4, 8}), out(DType::kF32, Shape{3, 4, 8});
+  const Array kv(DType::kF32, Shape{3, 2, 8});
+  Array table(DType::kI32, Shape{1, 2});
+  const auto attend = [&](std::vector<int32_t> offsets, std::vector<int32_t> lengths,
+                          const TensorView& query) {
+    const Array offsets_array(offsets), lengths_array(lengths);
+    backend_->attention({.q = query,
+                         .cache = view,
+                         .batch = {offsets_array, lengths_array, table},
+                         .out = out,
+                         .lse = {}});
+  };
+  EXPECT_NO_THROW(attend({0, 3}, {3}, q));
+  EXPECT_THROW(attend({0, 4}, {4}, q), Error);   // more tokens than rows
+  EXPECT_THROW(attend({0, 3}, {2}, q), Error);   // new tokens past the context
+  EXPECT_THROW(attend({0, 3}, {33}, q), Error);  // past the table
+  EXPECT_THROW(attend({0, 3}, {3, 1}, q), Error);
+  EXPECT_THROW(attend({0, 3}, {3}, kv), Error);  // out has other heads
+  table.set(0, 2);
+  EXPECT_THROW(attend({0, 3}, {3}, q), Error);  // no such page
+  EXPECT_THROW(backend_->kv_append({.k = kv, .v = kv, .slots = Array({0, 1, 32}), .cache = view}),
+               Error);
+  EXPECT_THROW(backend_->kv_append({.k = q, .v = q, .slots = Array({0, 1, 2}), .cache = view}),
+               Error);
+  EXPECT_THROW(backend_->kv_copy({.cache = view, .source = 2, .destination = 0, .num_tokens = 1}),
+               Error);
+  EXPECT_THROW(backend_->kv_copy({.cache = view, .source = 1, .destination = 0, .num_tokens = 17}),
+               Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, KvCacheTest, ::testing::ValuesIn(test::cpu_isas()), isa_of);
+
+}  // namespace
+}  // namespace octet::parity
