@@ -23,6 +23,12 @@ HWY_INLINE FloatVec zeros() { return hn::Zero(F32()); }
 HWY_INLINE FloatVec all(float value) { return hn::Set(F32(), value); }
 HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(F32(), from); }
 HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, F32(), to); }
+// Keeps v in a register: the compiler would load it again for each product, and loads are scarce.
+HWY_INLINE FloatVec load_once(const float* from) {
+  FloatVec v = load(from);
+  asm("" : "+v"(v.raw));
+  return v;
+}
 HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return hn::Mul(x, y); }
 HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return hn::MulAdd(x, y, z); }
 
@@ -57,6 +63,7 @@ HWY_INLINE FloatVec load(const float* from) {
   std::memcpy(&v, from, sizeof(v));
   return v;
 }
+HWY_INLINE FloatVec load_once(const float* from) { return load(from); }
 HWY_INLINE void store(FloatVec v, float* to) { std::memcpy(to, &v, sizeof(v)); }
 HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return x * y; }
 HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return x * y + z; }
@@ -68,11 +75,39 @@ HWY_INLINE void store_sums(const FloatVec (&v)[kDotColumns], float* out) {
 
 // Rows of a tile: as many accumulators as the registers hold beside the operands.
 constexpr int kDotRows = kLanes == 16 ? 6 : 3;
-constexpr int kScaledDotRows = 3;
-constexpr int kOuterRows = 6;
-constexpr int kOuterVectors = kLanes == 16 ? 4 : 2;
+constexpr int kScaledDotRows = kLanes == 4 ? 1 : 3;
+constexpr int kOuterRows = kLanes == 4 ? 2 : 6;
+constexpr int kOuterVectors = kLanes == 8 ? 2 : 4;
 
 #define OCTET_UNROLL _Pragma("GCC unroll 8")
+
+// sum += products of the k from `begin` to `end`.
+template <int kRows>
+HWY_INLINE void add_products(FloatVec (&sum)[kRows][kDotColumns], const float* const (&a)[kRows],
+                             const float* const (&b)[kDotColumns], int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; k += kLanes) {
+    // The fewer of rows and columns are held in registers, the others pass by.
+    if constexpr (kRows < kDotColumns) {
+      FloatVec u[kRows];
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) u[r] = load_once(a[r] + k);
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+        const FloatVec v = load_once(b[j] + k);
+        OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+          sum[r][j] = multiply_add(u[r], v, sum[r][j]);
+        }
+      }
+    } else {
+      FloatVec v[kDotColumns];
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) v[j] = load_once(b[j] + k);
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+        const FloatVec u = load_once(a[r] + k);
+        OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+          sum[r][j] = multiply_add(u, v[j], sum[r][j]);
+        }
+      }
+    }
+  }
+}
 
 template <int kRows, bool kScaled>
 HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
@@ -92,26 +127,8 @@ HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
       }
     }
   }
-  const float* b0 = block.b + column * block.b_stride;
-  const float* b1 = b0 + block.b_stride;
-  const float* b2 = b1 + block.b_stride;
-  const float* b3 = b2 + block.b_stride;
-  const auto add_products = [&](FloatVec(&sum)[kRows][kDotColumns], int64_t begin, int64_t end)
-                                HWY_ATTR {
-                                  for (int64_t k = begin; k < end; k += kLanes) {
-                                    const FloatVec v0 = load(b0 + k);
-                                    const FloatVec v1 = load(b1 + k);
-                                    const FloatVec v2 = load(b2 + k);
-                                    const FloatVec v3 = load(b3 + k);
-                                    OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
-                                      const FloatVec u = load(a[r] + k);
-                                      sum[r][0] = multiply_add(u, v0, sum[r][0]);
-                                      sum[r][1] = multiply_add(u, v1, sum[r][1]);
-                                      sum[r][2] = multiply_add(u, v2, sum[r][2]);
-                                      sum[r][3] = multiply_add(u, v3, sum[r][3]);
-                                    }
-                                  }
-                                };
+  const float* b[kDotColumns];
+  OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) b[j] = block.b + (column + j) * block.b_stride;
   if constexpr (kScaled) {
     const float* b_scale = block.b_scales;
     const float* a_scale = block.a_scales + row * block.a_scale_stride;
@@ -120,7 +137,7 @@ HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
       OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
         OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) partial[r][j] = zeros();
       }
-      add_products(partial, begin, std::min(begin + tensor::kScaleBlock, block.depth));
+      add_products(partial, a, b, begin, std::min(begin + tensor::kScaleBlock, block.depth));
       OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
         const FloatVec scale = all(a_scale[r * block.a_scale_stride] * *b_scale);
         OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
@@ -131,7 +148,7 @@ HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
       ++b_scale;
     }
   } else {
-    add_products(total, 0, block.depth);
+    add_products(total, a, b, 0, block.depth);
   }
   OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
     if (block.last) {
