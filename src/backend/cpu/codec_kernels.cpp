@@ -108,18 +108,23 @@ float largest(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(F32(), hn::BitCast(F32(), running)));
 }
 
+HWY_INLINE void raise_to(const float* x, float* running) {
+  const WordVec before = hn::BitCast(U32(), hn::LoadU(F32(), running));
+  const WordVec most = hn::Max(before, finite_magnitude(hn::LoadU(F32(), x)));
+  hn::StoreU(hn::BitCast(F32(), most), F32(), running);
+}
+
 void largest_by_column(const float* x, int64_t count, float* running) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    float values[kLanes] = {};
-    float before[kLanes] = {};
-    const auto num_bytes = static_cast<size_t>(std::min(kLanes, count - i)) * sizeof(float);
-    std::memcpy(values, x + i, num_bytes);
-    std::memcpy(before, running + i, num_bytes);
-    const WordVec now = finite_magnitude(hn::LoadU(F32(), values));
-    const WordVec most = hn::Max(hn::BitCast(U32(), hn::LoadU(F32(), before)), now);
-    hn::StoreU(hn::BitCast(F32(), most), F32(), before);
-    std::memcpy(running + i, before, num_bytes);
-  }
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) raise_to(x + i, running + i);
+  if (kLanes == 1 || i == count) return;
+  const auto num_bytes = static_cast<size_t>(count - i) * sizeof(float);
+  float values[kLanes] = {};
+  float before[kLanes] = {};
+  std::memcpy(values, x + i, num_bytes);
+  std::memcpy(before, running + i, num_bytes);
+  raise_to(values, before);
+  std::memcpy(running + i, before, num_bytes);
 }
 
 // Where one 8-bit format lies inside F32: the code of a normal value is its rounded bits, less the

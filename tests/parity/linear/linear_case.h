@@ -182,6 +182,17 @@ void expect_close(Matrix& actual, const Expected& expected, Tolerance tolerance)
   EXPECT_TRUE(actual.margin_untouched());
 }
 
+// All values of a Matrix, Codes or OwnedWeight, row by row.
+template <class Values>
+std::vector<double> decoded(Values& values, int64_t rows, int64_t columns) {
+  std::vector<double> all;
+  all.reserve(rows * columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) all.push_back(values.at(r, c));
+  }
+  return all;
+}
+
 struct Sum {
   double value = 0;
   double magnitude = 0;

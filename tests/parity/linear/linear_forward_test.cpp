@@ -19,7 +19,7 @@ void check_forward(ops::Backend& backend, WeightFormat format, int64_t tokens,
   std::mt19937 random(17);
   Matrix x = normal_matrix(options.x, tokens, inputs, random);
   for (int64_t k = 0; k < inputs; ++k) x.set(tokens / 2, k, 0.0f);  // a zero row
-  const Codes xq(backend, x.view(), activation_granularity(format));
+  Codes xq(backend, x.view(), activation_granularity(format));
   std::vector<OwnedWeight> owned;
   std::vector<ops::Weight> weights;
   int64_t total = 0;
@@ -32,9 +32,8 @@ void check_forward(ops::Backend& backend, WeightFormat format, int64_t tokens,
   Matrix bias = normal_matrix(options.y, 1, total, random);
   Matrix y = normal_matrix(options.y, tokens, total, random);
   Matrix before = y;
-  Codes codes = xq;
   ops::LinearArgs args{.x = is_fp8(format) ? TensorView() : x.view(),
-                       .xq = is_fp8(format) ? codes.view() : QuantizedView(),
+                       .xq = is_fp8(format) ? xq.view() : QuantizedView(),
                        .weights = weights,
                        .bias = {},
                        .y = y.view(),
@@ -42,16 +41,19 @@ void check_forward(ops::Backend& backend, WeightFormat format, int64_t tokens,
                        .accumulate = options.accumulate};
   if (options.bias) args.bias = TensorView(bias.view().data, options.y, {total});
   backend.linear(args);
+  const std::vector<double> x_values =
+      is_fp8(format) ? decoded(xq, tokens, inputs) : decoded(x, tokens, inputs);
+  std::vector<double> w_values;
+  for (OwnedWeight& weight : owned) {
+    const std::vector<double> values = decoded(weight, weight.rows(), inputs);
+    w_values.insert(w_values.end(), values.begin(), values.end());
+  }
   expect_close(
       y,
       [&](int64_t t, int64_t column) {
-        int64_t n = column;
-        size_t which = 0;
-        while (n >= owned[which].rows()) n -= owned[which++].rows();
         Sum sum;
         for (int64_t k = 0; k < inputs; ++k) {
-          sum.add(options.alpha * (is_fp8(format) ? xq.at(t, k) : x.at(t, k)) *
-                  owned[which].at(n, k));
+          sum.add(options.alpha * x_values[t * inputs + k] * w_values[column * inputs + k]);
         }
         if (options.bias) sum.add(bias.at(0, column));
         if (options.accumulate) sum.add(before.at(t, column));

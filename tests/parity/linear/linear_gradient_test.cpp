@@ -27,15 +27,14 @@ class SeenGradient {
     if (granularity == Granularity::kRow) args.column_scale = weight.codes.view().scales;
     backend.quantize(args);
   }
-  // One term of dx[t, k].
-  double term(int64_t t, int64_t n, int64_t k, bool dequantize) {
-    if (!in_fp8_) {
-      const double w = weight_.at(n, k);
-      return dy_.at(t, first_ + n) *
-             (dequantize && weight_.quantized ? tensor::round_bf16(static_cast<float>(w)) : w);
-    }
-    if (weight_.codes.granularity != Granularity::kRow) return codes_.at(t, n) * weight_.at(n, k);
-    return codes_.at(t, n) * weight_.at(n, k) / weight_.codes.scales[n];
+  // dy[t, n] as the product sees it, times what is left of the weight's scale: so that
+  // dx[t, k] = Σ_n value(t, n) × weight_value(n, k).
+  double value(int64_t t, int64_t n) { return in_fp8_ ? codes_.at(t, n) : dy_.at(t, first_ + n); }
+  double weight_value(int64_t n, int64_t k) {
+    const double w = weight_.at(n, k);
+    if (!weight_.quantized) return w;
+    if (!in_fp8_) return tensor::round_bf16(static_cast<float>(w));
+    return weight_.codes.granularity == Granularity::kRow ? w / weight_.codes.scales[n] : w;
   }
 
  private:
@@ -87,14 +86,23 @@ void check_input_grad(ops::Backend& backend, WeightFormat format, int64_t tokens
                              .accumulate = options.accumulate,
                              .dequantize = options.dequantize,
                              .gradient_format = options.gradient_format});
+  std::vector<double> dy_values(tokens * total);
+  std::vector<double> w_values(total * inputs);
+  first = 0;
+  for (size_t i = 0; i < owned.size(); first += owned[i++].rows()) {
+    for (int64_t n = 0; n < owned[i].rows(); ++n) {
+      for (int64_t t = 0; t < tokens; ++t) dy_values[t * total + first + n] = seen[i].value(t, n);
+      for (int64_t k = 0; k < inputs; ++k) {
+        w_values[(first + n) * inputs + k] = seen[i].weight_value(n, k);
+      }
+    }
+  }
   expect_close(
       dx,
       [&](int64_t t, int64_t k) {
         Sum sum;
-        for (size_t i = 0; i < owned.size(); ++i) {
-          for (int64_t n = 0; n < owned[i].rows(); ++n) {
-            sum.add(options.alpha * seen[i].term(t, n, k, options.dequantize));
-          }
+        for (int64_t n = 0; n < total; ++n) {
+          sum.add(options.alpha * dy_values[t * total + n] * w_values[n * inputs + k]);
         }
         if (options.accumulate) sum.add(before.at(t, k));
         return std::pair(sum.value, sum.magnitude);
