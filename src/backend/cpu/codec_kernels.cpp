@@ -242,29 +242,58 @@ void encode_by_column(const float* x, int64_t count, const float* scales, tensor
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-using F16 = hn::Rebind<hwy::float16_t, F32>;
+using HalfWords = hn::ScalableTag<uint16_t>;
+using HalfVec = hn::Vec<HalfWords>;
+
+// The codes as F16. E5M2 is the upper half of F16. An E4M3 code, moved down by a bit from there
+// under its sign, is 2^-8 of its value; its NaN becomes one of F16.
+template <tensor::DType kFormat>
+HWY_INLINE HalfVec to_f16(HalfVec high) {
+  const HalfWords d16;
+  if constexpr (kFormat == tensor::DType::kE5M2) return high;
+  const hn::RebindToSigned<HalfWords> s16;
+  const HalfVec nan = hn::Set(d16, 0x7F00);
+  const HalfVec moved =
+      hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
+  return hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), high, moved);
+}
+
+// Two vectors of values. The conversion takes subnormal F16 at full speed.
+template <tensor::DType kFormat>
+HWY_INLINE void decode_two_vectors(const uint8_t* codes, float* out) {
+  const HalfWords d16;
+  const hn::Rebind<uint8_t, HalfWords> d8;
+  const hn::Half<hn::Repartition<hwy::float16_t, HalfWords>> f16;
+  const HalfVec half = to_f16<kFormat>(hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes))));
+  FloatVec low = hn::PromoteTo(F32(), hn::BitCast(f16, hn::LowerHalf(half)));
+  FloatVec high =
+      hn::PromoteTo(F32(), hn::BitCast(f16, hn::UpperHalf(hn::Half<HalfWords>(), half)));
+  if constexpr (kFormat == tensor::DType::kE4M3) {
+    low = hn::Mul(low, hn::Set(F32(), 256.0f));
+    high = hn::Mul(high, hn::Set(F32(), 256.0f));
+  }
+  hn::StoreU(low, F32(), out);
+  hn::StoreU(high, F32(), out + kLanes);
+}
+
+template <tensor::DType kFormat>
+void decode_as(const uint8_t* codes, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two_vectors<kFormat>(codes + i, out + i);
+  if (i == count) return;
+  uint8_t padded[2 * kLanes] = {};
+  float values[2 * kLanes];
+  std::memcpy(padded, codes + i, static_cast<size_t>(count - i));
+  decode_two_vectors<kFormat>(padded, values);
+  std::memcpy(out + i, values, static_cast<size_t>(count - i) * sizeof(float));
+}
 
 void decode(const uint8_t* codes, int64_t count, tensor::DType format, float* out) {
-  const U16 d16;
-  const hn::RebindToSigned<U16> s16;
-  if (format == tensor::DType::kE5M2) {  // E5M2 is the upper half of F16
-    for_each_vector(codes, count, out, [d16](const uint8_t* from, int64_t, float* to) HWY_ATTR {
-      const auto half = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(U8(), from)));
-      hn::StoreU(hn::PromoteTo(F32(), hn::BitCast(F16(), half)), F32(), to);
-    });
-    return;
+  if (format == tensor::DType::kE4M3) {
+    decode_as<tensor::DType::kE4M3>(codes, count, out);
+  } else {
+    decode_as<tensor::DType::kE5M2>(codes, count, out);
   }
-  // As F16 an E4M3 code, moved up by 7 bits under its sign, is 2^-8 of its value. The conversion
-  // takes subnormal F16 at full speed.
-  for_each_vector(codes, count, out, [=](const uint8_t* from, int64_t, float* to) HWY_ATTR {
-    const auto high = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(U8(), from)));
-    const auto nan = hn::Set(d16, 0x7F00);
-    auto half =
-        hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
-    half = hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), hn::Or(high, nan), half);
-    const FloatVec value = hn::PromoteTo(F32(), hn::BitCast(F16(), half));
-    hn::StoreU(hn::Mul(value, hn::Set(F32(), 256.0f)), F32(), to);
-  });
 }
 #else
 void decode(const uint8_t* codes, int64_t count, tensor::DType format, float* out) {

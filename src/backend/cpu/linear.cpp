@@ -14,7 +14,7 @@ using tensor::DType;
 using tensor::Granularity;
 using tensor::kScaleBlock;
 
-constexpr int64_t kPanelColumns = 16;  // divides kScaleBlock, so a panel has one row of scales
+constexpr int64_t kPanelColumns = 32;  // divides kScaleBlock, so a panel has one row of scales
 constexpr int64_t kDepth = 512;        // of a panel, a multiple of kScaleBlock
 constexpr int64_t kWholeDepth = 1024;  // up to here a panel holds all of K
 
