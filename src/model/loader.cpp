@@ -65,10 +65,9 @@ class Assigner {
   tensor::Buffer staging_;
 };
 
-std::vector<float> dequantise(const io::Fp8Linear& linear, const std::string& name) {
+std::vector<float> dequantise(const io::Fp8Linear& linear) {
   const int64_t rows = linear.codes.shape[0];
   const int64_t columns = linear.codes.shape[1];
-  const std::vector<float> scales = read_values(linear.scales, name + "_scale");
   const int64_t blocks = (columns + tensor::kScaleBlock - 1) / tensor::kScaleBlock;
   std::vector<float> values(static_cast<size_t>(rows * columns));
   for (int64_t r = 0; r < rows; ++r) {
@@ -78,7 +77,7 @@ std::vector<float> dequantise(const io::Fp8Linear& linear, const std::string& na
                                 ? r
                                 : r / tensor::kScaleBlock * blocks + c / tensor::kScaleBlock;
       values[r * columns + c] =
-          tensor::decode_e4m3(linear.codes.as<uint8_t>()[r * columns + c]) * scales[scale];
+          tensor::decode_e4m3(linear.codes.as<uint8_t>()[r * columns + c]) * linear.scales[scale];
     }
   }
   return values;
@@ -90,20 +89,13 @@ void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8L
     fail(parameter.name, "the tensor must have the shape {}, but has {}",
          parameter.shape.to_string(), linear.codes.shape.to_string());
   }
-  const std::vector<float> scales = read_values(linear.scales, parameter.name + "_scale");
-  for (const float scale : scales) {
-    if (!(scale > 0)) {
-      fail(parameter.name, "scales must be positive, but one is {}; the checkpoint is damaged",
-           scale);
-    }
-  }
   if (!parameter.quantized.empty() && parameter.master.empty() &&
       parameter.quantized.granularity == linear.granularity) {
     backend.upload(linear.codes.data, parameter.quantized.codes);
-    backend.upload(scales.data(), parameter.quantized.scales);
+    backend.upload(linear.scales.data(), parameter.quantized.scales);
     return;
   }
-  assign(parameter, dequantise(linear, parameter.name));
+  assign(parameter, dequantise(linear));
 }
 
 uint64_t name_seed(uint64_t seed, const std::string& name) {
@@ -133,7 +125,7 @@ void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoin
     if (parameter.kind == ParameterKind::kLora) continue;
     const std::string module = parameter.name.substr(0, parameter.name.rfind('.'));
     if (parameter.kind == ParameterKind::kLinear && io::is_fp8_linear(checkpoint, module)) {
-      load_fp8_linear(backend, parameter, io::view_fp8_linear(checkpoint, module), assign);
+      load_fp8_linear(backend, parameter, io::read_fp8_linear(checkpoint, module), assign);
     } else {
       assign(parameter,
              read_values(checkpoint.view(parameter.name, parameter.shape), parameter.name));

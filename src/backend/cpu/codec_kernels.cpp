@@ -4,6 +4,11 @@
 #include <cstring>
 
 #include "backend/cpu/dispatch.h"
+#include "tensor/codec.h"
+
+namespace octet::cpu {
+const float* decode_table(tensor::DType format);  // the value of each code
+}
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/codec_kernels.cpp"
@@ -18,7 +23,6 @@ using F32 = hn::ScalableTag<float>;
 using U32 = hn::RebindToUnsigned<F32>;
 using U16 = hn::Rebind<uint16_t, F32>;
 using U8 = hn::Rebind<uint8_t, F32>;
-using F16 = hn::Rebind<hwy::float16_t, F32>;
 using FloatVec = hn::Vec<F32>;
 using WordVec = hn::Vec<U32>;
 
@@ -104,18 +108,23 @@ float largest(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(F32(), hn::BitCast(F32(), running)));
 }
 
+HWY_INLINE void raise_to(const float* x, float* running) {
+  const WordVec before = hn::BitCast(U32(), hn::LoadU(F32(), running));
+  const WordVec most = hn::Max(before, finite_magnitude(hn::LoadU(F32(), x)));
+  hn::StoreU(hn::BitCast(F32(), most), F32(), running);
+}
+
 void largest_by_column(const float* x, int64_t count, float* running) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    float values[kLanes] = {};
-    float before[kLanes] = {};
-    const auto num_bytes = static_cast<size_t>(std::min(kLanes, count - i)) * sizeof(float);
-    std::memcpy(values, x + i, num_bytes);
-    std::memcpy(before, running + i, num_bytes);
-    const WordVec now = finite_magnitude(hn::LoadU(F32(), values));
-    const WordVec most = hn::Max(hn::BitCast(U32(), hn::LoadU(F32(), before)), now);
-    hn::StoreU(hn::BitCast(F32(), most), F32(), before);
-    std::memcpy(running + i, before, num_bytes);
-  }
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) raise_to(x + i, running + i);
+  if (kLanes == 1 || i == count) return;
+  const auto num_bytes = static_cast<size_t>(count - i) * sizeof(float);
+  float values[kLanes] = {};
+  float before[kLanes] = {};
+  std::memcpy(values, x + i, num_bytes);
+  std::memcpy(before, running + i, num_bytes);
+  raise_to(values, before);
+  std::memcpy(running + i, before, num_bytes);
 }
 
 // Where one 8-bit format lies inside F32: the code of a normal value is its rounded bits, less the
@@ -232,27 +241,66 @@ void encode_by_column(const float* x, int64_t count, const float* scales, tensor
   }
 }
 
-void decode(const uint8_t* codes, int64_t count, tensor::DType format, float* out) {
-  const U16 d16;
-  const hn::RebindToSigned<U16> s16;
-  if (format == tensor::DType::kE5M2) {  // E5M2 is the upper half of F16
-    for_each_vector(codes, count, out, [d16](const uint8_t* from, int64_t, float* to) HWY_ATTR {
-      const auto half = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(U8(), from)));
-      hn::StoreU(hn::PromoteTo(F32(), hn::BitCast(F16(), half)), F32(), to);
-    });
-    return;
-  }
-  // As F16 an E4M3 code, moved up by 7 bits under its sign, is 2^-8 of its value.
-  for_each_vector(codes, count, out, [=](const uint8_t* from, int64_t, float* to) HWY_ATTR {
-    const auto high = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(U8(), from)));
-    const auto nan = hn::Set(d16, 0x7F00);
-    auto half =
-        hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
-    half = hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), hn::Or(high, nan), half);
-    const FloatVec value = hn::PromoteTo(F32(), hn::BitCast(F16(), half));
-    hn::StoreU(hn::Mul(value, hn::Set(F32(), 256.0f)), F32(), to);
-  });
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+using HalfWords = hn::ScalableTag<uint16_t>;
+using HalfVec = hn::Vec<HalfWords>;
+
+// The codes as F16. E5M2 is the upper half of F16. An E4M3 code, moved down by a bit from there
+// under its sign, is 2^-8 of its value; its NaN becomes one of F16.
+template <tensor::DType kFormat>
+HWY_INLINE HalfVec to_f16(HalfVec high) {
+  const HalfWords d16;
+  if constexpr (kFormat == tensor::DType::kE5M2) return high;
+  const hn::RebindToSigned<HalfWords> s16;
+  const HalfVec nan = hn::Set(d16, 0x7F00);
+  const HalfVec moved =
+      hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
+  return hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), high, moved);
 }
+
+// Two vectors of values. The conversion takes subnormal F16 at full speed.
+template <tensor::DType kFormat>
+HWY_INLINE void decode_two_vectors(const uint8_t* codes, float* out) {
+  const HalfWords d16;
+  const hn::Rebind<uint8_t, HalfWords> d8;
+  const hn::Half<hn::Repartition<hwy::float16_t, HalfWords>> f16;
+  const HalfVec half = to_f16<kFormat>(hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes))));
+  FloatVec low = hn::PromoteTo(F32(), hn::BitCast(f16, hn::LowerHalf(half)));
+  FloatVec high =
+      hn::PromoteTo(F32(), hn::BitCast(f16, hn::UpperHalf(hn::Half<HalfWords>(), half)));
+  if constexpr (kFormat == tensor::DType::kE4M3) {
+    low = hn::Mul(low, hn::Set(F32(), 256.0f));
+    high = hn::Mul(high, hn::Set(F32(), 256.0f));
+  }
+  hn::StoreU(low, F32(), out);
+  hn::StoreU(high, F32(), out + kLanes);
+}
+
+template <tensor::DType kFormat>
+void decode_as(const uint8_t* codes, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two_vectors<kFormat>(codes + i, out + i);
+  if (i == count) return;
+  uint8_t padded[2 * kLanes] = {};
+  float values[2 * kLanes];
+  std::memcpy(padded, codes + i, static_cast<size_t>(count - i));
+  decode_two_vectors<kFormat>(padded, values);
+  std::memcpy(out + i, values, static_cast<size_t>(count - i) * sizeof(float));
+}
+
+void decode(const uint8_t* codes, int64_t count, tensor::DType format, float* out) {
+  if (format == tensor::DType::kE4M3) {
+    decode_as<tensor::DType::kE4M3>(codes, count, out);
+  } else {
+    decode_as<tensor::DType::kE5M2>(codes, count, out);
+  }
+}
+#else
+void decode(const uint8_t* codes, int64_t count, tensor::DType format, float* out) {
+  const float* table = decode_table(format);
+  for (int64_t i = 0; i < count; ++i) out[i] = table[codes[i]];
+}
+#endif
 
 constexpr CodecKernels kKernels = {
     bf16_to_f32, f32_to_bf16,       round_to_bf16, multiply,         multiply_by,
@@ -264,6 +312,21 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace octet::cpu {
+
+const float* decode_table(tensor::DType format) {
+  struct Tables {
+    float e4m3[256];
+    float e5m2[256];
+    Tables() {
+      for (int code = 0; code < 256; ++code) {
+        e4m3[code] = tensor::decode_e4m3(static_cast<uint8_t>(code));
+        e5m2[code] = tensor::decode_e5m2(static_cast<uint8_t>(code));
+      }
+    }
+  };
+  static const Tables tables;
+  return format == tensor::DType::kE4M3 ? tables.e4m3 : tables.e5m2;
+}
 
 const CodecKernels& codec_kernels(Isa isa) { return OCTET_CPU_KERNEL(isa, kKernels); }
 

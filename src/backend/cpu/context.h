@@ -36,7 +36,7 @@ struct Context {
   Isa isa;
   ops::QuantizeCounters counters;
   std::vector<Scratch> thread_scratch;  // [num_threads], for the body of a parallel loop
-  Scratch shared_scratch[4];            // for the calling thread, several at once by index
+  Scratch shared_scratch[5];            // for the calling thread, several at once by index
 };
 
 }  // namespace octet::cpu

@@ -1,10 +1,225 @@
+// The forward product. Weights are decoded to F32 a panel of columns at a time, once for each block
+// of rows of x; see gemm_kernels.h for the order of additions.
+#include <algorithm>
+
+#include "backend/cpu/linear_blocks.h"
+#include "backend/cpu/linear_checks.h"
 #include "backend/cpu/ops.h"
 #include "base/error.h"
 
 namespace octet::cpu {
+namespace {
 
-void linear(Context&, const ops::LinearArgs&) { OCTET_ASSERT(false); }
-void linear_input_grad(Context&, const ops::LinearInputGradArgs&) { OCTET_ASSERT(false); }
-void linear_weight_grad(Context&, const ops::LinearWeightGradArgs&) { OCTET_ASSERT(false); }
+using tensor::DType;
+using tensor::Granularity;
+using tensor::kScaleBlock;
+
+constexpr int64_t kPanelColumns = 32;  // divides kScaleBlock, so a panel has one row of scales
+constexpr int64_t kDepth = 512;        // of a panel, a multiple of kScaleBlock
+constexpr int64_t kWholeDepth = 1024;  // up to here a panel holds all of K
+
+void check(const ops::LinearArgs& args, int64_t tokens, int64_t columns) {
+  const int64_t outputs = check_weights("linear", args.weights, columns);
+  check_matrix("linear", "y", args.y, tokens, outputs);
+  if (!args.bias.empty()) check_vector("linear", "bias", args.bias, outputs, true);
+  if (!args.x.empty()) check_matrix("linear", "x", args.x, tokens, columns);
+  if (!args.xq.empty()) {
+    check_codes("linear", "xq", args.xq);
+    if (args.xq.rows() != tokens || args.xq.columns() != columns) {
+      fail("linear", "x and xq must have one shape, but have {} and {}", args.x.shape.to_string(),
+           args.xq.codes.shape.to_string());
+    }
+  }
+  for (const ops::Weight& weight : args.weights) {
+    if (!weight.is_quantized()) {
+      if (args.x.empty()) fail("linear", "a dense weight needs x, but only xq was given");
+      continue;
+    }
+    if (args.xq.empty()) fail("linear", "a quantised weight needs xq, but only x was given");
+    const bool blocks = weight.quantized.granularity == Granularity::kBlock;
+    const Granularity given = args.xq.granularity;
+    if (blocks ? given != Granularity::kRowBlock
+               : given != Granularity::kRow && given != Granularity::kTensor) {
+      fail("linear", "a weight of granularity {} needs xq of granularity {}, but it has {}",
+           tensor::granularity_name(weight.quantized.granularity),
+           blocks ? "row_block" : "row or tensor", tensor::granularity_name(given));
+    }
+  }
+}
+
+class Forward {
+ public:
+  Forward(Context& context, const ops::LinearArgs& args, int64_t tokens, int64_t columns)
+      : context_(context),
+        codec_(codec_kernels(context.isa)),
+        gemm_(gemm_kernels(context.isa)),
+        args_(args),
+        tokens_(tokens),
+        columns_(columns),
+        padded_columns_(round_up(columns, kMaxLanes)),
+        x_stride_(padded_columns_ + kRowPadding),
+        depth_(padded_columns_ <= kWholeDepth ? padded_columns_ : kDepth) {}
+
+  void run() {
+    int64_t panels = 0;
+    for (const ops::Weight& weight : args_.weights) {
+      panels += divide_up(weight.rows(), kPanelColumns);
+    }
+    load_bias();
+    const int64_t most = std::min(tokens_, rows_at_a_time(x_stride_));
+    if (!args_.x.empty()) x_ = context_.shared_scratch[0].take<float>(most * x_stride_);
+    if (!args_.xq.empty()) xq_ = context_.shared_scratch[1].take<float>(most * x_stride_);
+    for (first_token_ = 0; first_token_ < tokens_; first_token_ += most) {
+      num_rows_ = std::min(most, tokens_ - first_token_);
+      context_.pool.parallel_for(num_rows_, grain_for(columns_),
+                                 [this](int64_t begin, int64_t end, int) {
+                                   for (int64_t row = begin; row < end; ++row) load_tokens(row);
+                                 });
+      const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
+      const int64_t cost = std::min(num_rows_, kRowsPerTask) * kPanelColumns * columns_;
+      context_.pool.parallel_for(
+          panels * row_blocks, grain_for(cost), [this](int64_t begin, int64_t end, int thread) {
+            const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
+            for (int64_t task = begin; task < end; ++task) {
+              product(task / row_blocks, task % row_blocks * kRowsPerTask, thread);
+            }
+          });
+    }
+  }
+
+ private:
+  void load_bias() {
+    if (args_.bias.empty()) return;
+    bias_ = args_.bias.as<const float>();
+    if (args_.bias.dtype == DType::kF32) return;
+    const int64_t count = args_.bias.num_elements();
+    float* values = context_.shared_scratch[2].take<float>(count);
+    codec_.bf16_to_f32(args_.bias.as<const uint16_t>(), count, values);
+    bias_ = values;
+  }
+
+  void load_tokens(int64_t row) {
+    const int64_t token = first_token_ + row;
+    if (x_ != nullptr) {
+      float* out = x_ + row * x_stride_;
+      load_row(codec_, args_.x, token, 0, columns_, out);
+      std::fill(out + columns_, out + padded_columns_, 0.0f);
+    }
+    if (xq_ != nullptr) {
+      float* out = xq_ + row * x_stride_;
+      codec_.decode(args_.xq.codes.row<const uint8_t>(token), columns_, args_.xq.codes.dtype, out);
+      std::fill(out + columns_, out + padded_columns_, 0.0f);
+    }
+  }
+
+  // One panel of outputs for one block of rows.
+  void product(int64_t panel, int64_t row, int thread) {
+    const ops::Weight* weight = args_.weights.data();
+    int64_t first_output = 0;  // of the weight, within y
+    for (;; ++weight) {
+      const int64_t panels = divide_up(weight->rows(), kPanelColumns);
+      if (panel < panels) break;
+      panel -= panels;
+      first_output += weight->rows();
+    }
+    const int64_t output = panel * kPanelColumns;  // of the panel, within the weight
+    const int64_t num_outputs = std::min(kPanelColumns, weight->rows() - output);
+    const tensor::QuantizedView& quantized = weight->quantized;
+    const bool blocks = weight->is_quantized() && quantized.granularity == Granularity::kBlock;
+    const int64_t scale_blocks = divide_up(columns_, kScaleBlock);
+
+    DotBlock block;
+    block.rows = std::min(kRowsPerTask, num_rows_ - row);
+    block.columns = round_up(num_outputs, kDotColumns);
+    block.a_stride = x_stride_;
+    block.b_stride = depth_ + kRowPadding;
+    const int64_t panel_floats = kPanelColumns * block.b_stride;
+    const int64_t num_sums = block.rows * block.columns;
+    float* scratch =
+        context_.thread_scratch[thread].take<float>(panel_floats + num_sums * (1 + kMaxLanes));
+    block.b = scratch;
+    block.sums = scratch + panel_floats;
+    block.running = block.sums + num_sums;
+    const float* x = (weight->is_quantized() ? xq_ : x_) + row * x_stride_;
+    if (blocks) block.a_scale_stride = scale_blocks;
+
+    int64_t begin = 0;
+    do {
+      const int64_t end = std::min(begin + depth_, padded_columns_);
+      load_panel(*weight, output, num_outputs, begin, end, block.b_stride, scratch);
+      block.first = begin == 0;
+      block.last = end == padded_columns_;
+      block.a = x + begin;
+      block.depth = end - begin;
+      if (blocks) {
+        const int64_t piece = begin / kScaleBlock;
+        block.a_scales =
+            args_.xq.scales.as<const float>() + (first_token_ + row) * scale_blocks + piece;
+        block.b_scales =
+            quantized.scales.as<const float>() + output / kScaleBlock * scale_blocks + piece;
+      }
+      gemm_.dot(block);
+      begin = end;
+    } while (begin < padded_columns_);
+
+    FinishBlock out;
+    out.sums = block.sums;
+    out.sum_stride = block.columns;
+    out.rows = block.rows;
+    out.columns = num_outputs;
+    if (weight->is_quantized() && !blocks) {
+      out.column_scale_stride = quantized.granularity == Granularity::kRow ? 1 : 0;
+      out.column_scales = quantized.scales.as<const float>() + output * out.column_scale_stride;
+      out.row_scale_stride = args_.xq.granularity == Granularity::kRow ? 1 : 0;
+      out.row_scales =
+          args_.xq.scales.as<const float>() + (first_token_ + row) * out.row_scale_stride;
+    }
+    out.alpha = args_.alpha;
+    if (bias_ != nullptr) out.bias = bias_ + first_output + output;
+    out.accumulate = args_.accumulate;
+    out.out_dtype = args_.y.dtype;
+    out.out_stride = args_.y.row_stride;
+    out.out = args_.y.slice_rows(first_token_ + row, block.rows)
+                  .slice_columns(first_output + output, num_outputs)
+                  .data;
+    gemm_.finish(out);
+  }
+
+  // panel [outputs, end - begin], zeros after the weight's last column and row.
+  void load_panel(const ops::Weight& weight, int64_t output, int64_t num_outputs, int64_t begin,
+                  int64_t end, int64_t stride, float* panel) const {
+    const int64_t count = std::min(end, columns_) - begin;
+    for (int64_t i = 0; i < round_up(num_outputs, kDotColumns); ++i) {
+      float* out = panel + i * stride;
+      if (i < num_outputs) load_weight(codec_, weight, output + i, begin, count, out);
+      std::fill(out + (i < num_outputs ? count : 0), out + (end - begin), 0.0f);
+    }
+  }
+
+  Context& context_;
+  const CodecKernels& codec_;
+  const GemmKernels& gemm_;
+  const ops::LinearArgs& args_;
+  int64_t tokens_;
+  int64_t columns_;
+  int64_t padded_columns_;
+  int64_t x_stride_;
+  int64_t depth_;
+  const float* bias_ = nullptr;
+  float* x_ = nullptr;   // the rows at hand as F32
+  float* xq_ = nullptr;  // the same of xq, unscaled
+  int64_t first_token_ = 0;
+  int64_t num_rows_ = 0;
+};
+
+}  // namespace
+
+void linear(Context& context, const ops::LinearArgs& args) {
+  if (args.x.empty() && args.xq.empty()) fail("linear", "needs x or xq, but was given neither");
+  const tensor::Shape& shape = args.x.empty() ? args.xq.codes.shape : args.x.shape;
+  if (shape.rank() != 2) fail("linear", "x must be a matrix, but is {}", shape.to_string());
+  check(args, shape[0], shape[1]);
+  Forward(context, args, shape[0], shape[1]).run();
+}
 
 }  // namespace octet::cpu

@@ -1,0 +1,287 @@
+#include "backend/cpu/gemm_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/dispatch.h"
+#include "tensor/codec.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/gemm_kernels.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace octet::cpu::HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+namespace hn = hwy::HWY_NAMESPACE;
+using F32 = hn::CappedTag<float, kMaxLanes>;
+using FloatVec = hn::Vec<F32>;
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
+HWY_INLINE FloatVec zeros() { return hn::Zero(F32()); }
+HWY_INLINE FloatVec all(float value) { return hn::Set(F32(), value); }
+HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(F32(), from); }
+HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, F32(), to); }
+// Keeps v in a register: the compiler would load it again for each product, and loads are scarce.
+HWY_INLINE FloatVec load_once(const float* from) {
+  FloatVec v = load(from);
+  asm("" : "+v"(v.raw));
+  return v;
+}
+HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return hn::Mul(x, y); }
+HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return hn::MulAdd(x, y, z); }
+
+// out[j] = the sum of the lanes of v[j]: in each 128 bits (0 + 2) + (1 + 3), then these in order.
+HWY_INLINE void store_sums(const FloatVec (&v)[kDotColumns], float* out) {
+  const F32 df;
+  const hn::Repartition<double, F32> dd;
+  const auto fold = [df](FloatVec x, FloatVec y) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(df, x, y), hn::InterleaveUpper(df, x, y));
+  };
+  const auto low = hn::BitCast(dd, fold(v[0], v[1]));
+  const auto high = hn::BitCast(dd, fold(v[2], v[3]));
+  const FloatVec sums = hn::Add(hn::BitCast(df, hn::InterleaveLower(dd, low, high)),
+                                hn::BitCast(df, hn::InterleaveUpper(dd, low, high)));
+  float lanes[kLanes];
+  store(sums, lanes);
+  for (int64_t j = 0; j < kDotColumns; ++j) {
+    float sum = lanes[j];
+    for (int64_t part = 4; part < kLanes; part += 4) sum += lanes[part + j];
+    out[j] = sum;
+  }
+}
+#else
+// Highway's baseline has one lane or four, as the compiler's version has it; the compiler's own
+// vectors always have four, and no fused multiply-add, so the bytes are the same everywhere.
+using FloatVec = float __attribute__((vector_size(16)));
+constexpr int64_t kLanes = 4;
+HWY_INLINE FloatVec zeros() { return FloatVec{}; }
+HWY_INLINE FloatVec all(float value) { return FloatVec{value, value, value, value}; }
+HWY_INLINE FloatVec load(const float* from) {
+  FloatVec v;
+  std::memcpy(&v, from, sizeof(v));
+  return v;
+}
+HWY_INLINE FloatVec load_once(const float* from) { return load(from); }
+HWY_INLINE void store(FloatVec v, float* to) { std::memcpy(to, &v, sizeof(v)); }
+HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return x * y; }
+HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return x * y + z; }
+
+HWY_INLINE void store_sums(const FloatVec (&v)[kDotColumns], float* out) {
+  for (int64_t j = 0; j < kDotColumns; ++j) out[j] = (v[j][0] + v[j][2]) + (v[j][1] + v[j][3]);
+}
+#endif
+
+// Rows of a tile: as many accumulators as the registers hold beside the operands.
+constexpr int kDotRows = kLanes == 16 ? 6 : 3;
+constexpr int kScaledDotRows = kLanes == 4 ? 1 : 3;
+constexpr int kOuterRows = kLanes == 4 ? 2 : 6;
+constexpr int kOuterVectors = kLanes == 8 ? 2 : 4;
+
+#define OCTET_UNROLL _Pragma("GCC unroll 8")
+
+// sum += products of the k from `begin` to `end`.
+template <int kRows>
+HWY_INLINE void add_products(FloatVec (&sum)[kRows][kDotColumns], const float* const (&a)[kRows],
+                             const float* const (&b)[kDotColumns], int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; k += kLanes) {
+    // The fewer of rows and columns are held in registers, the others pass by.
+    if constexpr (kRows < kDotColumns) {
+      FloatVec u[kRows];
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) u[r] = load_once(a[r] + k);
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+        const FloatVec v = load_once(b[j] + k);
+        OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+          sum[r][j] = multiply_add(u[r], v, sum[r][j]);
+        }
+      }
+    } else {
+      FloatVec v[kDotColumns];
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) v[j] = load_once(b[j] + k);
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+        const FloatVec u = load_once(a[r] + k);
+        OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+          sum[r][j] = multiply_add(u, v[j], sum[r][j]);
+        }
+      }
+    }
+  }
+}
+
+template <int kRows, bool kScaled>
+HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
+  const float* a[kRows];
+  FloatVec total[kRows][kDotColumns];
+  OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+    a[r] = block.a + (row + r) * block.a_stride;
+    OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) total[r][j] = zeros();
+  }
+  const auto running = [&](int r) {
+    return block.running + ((row + r) * block.columns + column) * kLanes;
+  };
+  if (!block.first) {
+    OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+        total[r][j] = load(running(r) + j * kLanes);
+      }
+    }
+  }
+  const float* b[kDotColumns];
+  OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) b[j] = block.b + (column + j) * block.b_stride;
+  if constexpr (kScaled) {
+    const float* b_scale = block.b_scales;
+    const float* a_scale = block.a_scales + row * block.a_scale_stride;
+    for (int64_t begin = 0; begin < block.depth; begin += tensor::kScaleBlock) {
+      FloatVec partial[kRows][kDotColumns];
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+        OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) partial[r][j] = zeros();
+      }
+      add_products(partial, a, b, begin, std::min(begin + tensor::kScaleBlock, block.depth));
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+        const FloatVec scale = all(a_scale[r * block.a_scale_stride] * *b_scale);
+        OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+          total[r][j] = multiply_add(partial[r][j], scale, total[r][j]);
+        }
+      }
+      ++a_scale;
+      ++b_scale;
+    }
+  } else {
+    add_products(total, a, b, 0, block.depth);
+  }
+  OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+    if (block.last) {
+      store_sums(total[r], block.sums + (row + r) * block.columns + column);
+    } else {
+      OCTET_UNROLL for (int j = 0; j < kDotColumns; ++j) {
+        store(total[r][j], running(r) + j * kLanes);
+      }
+    }
+  }
+}
+
+// Tiles of kRows rows; what is left over goes to smaller tiles. All columns of a group of rows in
+// turn, so that the rows of `a` stay near.
+template <int kRows, bool kScaled>
+void dot_rows(const DotBlock& block, int64_t row) {
+  for (; row + kRows <= block.rows; row += kRows) {
+    for (int64_t column = 0; column < block.columns; column += kDotColumns) {
+      dot_tile<kRows, kScaled>(block, row, column);
+    }
+  }
+  if constexpr (kRows > 1) {
+    if (row < block.rows) dot_rows<kRows - 1, kScaled>(block, row);
+  }
+}
+
+void dot(const DotBlock& block) {
+  if (block.a_scales != nullptr) {
+    dot_rows<kScaledDotRows, true>(block, 0);
+  } else {
+    dot_rows<kDotRows, false>(block, 0);
+  }
+}
+
+template <int kRows>
+HWY_INLINE void outer_tile(const OuterBlock& block, int64_t row, int64_t column) {
+  const float* a = block.a + row * block.a_row;
+  const float* b = block.b + column;
+  FloatVec sum[kRows][kOuterVectors];
+  OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+    OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) sum[r][j] = zeros();
+  }
+  for (int64_t k = 0; k < block.depth; ++k) {
+    FloatVec v[kOuterVectors];
+    OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) v[j] = load(b + j * kLanes);
+    OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+      const FloatVec u = all(a[r * block.a_row]);
+      OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+        sum[r][j] = multiply_add(u, v[j], sum[r][j]);
+      }
+    }
+    a += block.a_column;
+    b += block.b_stride;
+  }
+  OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+    float* c = block.c + (row + r) * block.c_stride + column;
+    const FloatVec row_scale = all(block.row_scales[(row + r) * block.row_scale_stride]);
+    OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+      const FloatVec scale = multiply(row_scale, load(block.column_scales + column + j * kLanes));
+      const FloatVec before = load(c + j * kLanes);
+      store(multiply_add(sum[r][j], scale, before), c + j * kLanes);
+    }
+  }
+}
+
+template <int kRows>
+void outer_rows(const OuterBlock& block, int64_t row, int64_t column) {
+  for (; row + kRows <= block.rows; row += kRows) outer_tile<kRows>(block, row, column);
+  if constexpr (kRows > 1) {
+    if (row < block.rows) outer_rows<kRows - 1>(block, row, column);
+  }
+}
+
+void outer(const OuterBlock& block) {
+  for (int64_t column = 0; column < block.columns; column += kOuterVectors * kLanes) {
+    outer_rows<kOuterRows>(block, 0, column);
+  }
+}
+
+// Plain loops: the compiler makes vectors of them, and neither fuses nor reorders.
+void finish(const FinishBlock& block) {
+  constexpr int64_t kPiece = 64;
+  float values[kPiece];
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const bool row_scaled = block.row_scales != nullptr;
+    const float row_scale = row_scaled ? block.row_scales[row * block.row_scale_stride] : 1.0f;
+    for (int64_t begin = 0; begin < block.columns; begin += kPiece) {
+      const int64_t count = std::min(kPiece, block.columns - begin);
+      const float* sums = block.sums + row * block.sum_stride + begin;
+      const float* scales = block.column_scales;
+      if (scales == nullptr) {
+        for (int64_t i = 0; i < count; ++i) values[i] = sums[i];
+      } else if (block.column_scale_stride == 0) {
+        for (int64_t i = 0; i < count; ++i) values[i] = sums[i] * scales[0];
+      } else {
+        for (int64_t i = 0; i < count; ++i) values[i] = sums[i] * scales[begin + i];
+      }
+      if (row_scaled) {
+        for (int64_t i = 0; i < count; ++i) values[i] *= row_scale;
+      }
+      if (block.alpha != 1.0f) {
+        for (int64_t i = 0; i < count; ++i) values[i] *= block.alpha;
+      }
+      if (block.bias != nullptr) {
+        for (int64_t i = 0; i < count; ++i) values[i] += block.bias[begin + i];
+      }
+      if (block.out_dtype == tensor::DType::kF32) {
+        float* out = static_cast<float*>(block.out) + row * block.out_stride + begin;
+        if (block.accumulate) {
+          for (int64_t i = 0; i < count; ++i) out[i] += values[i];
+        } else {
+          for (int64_t i = 0; i < count; ++i) out[i] = values[i];
+        }
+      } else {
+        uint16_t* out = static_cast<uint16_t*>(block.out) + row * block.out_stride + begin;
+        if (block.accumulate) {
+          for (int64_t i = 0; i < count; ++i) values[i] += tensor::decode_bf16(out[i]);
+        }
+        for (int64_t i = 0; i < count; ++i) out[i] = tensor::encode_bf16(values[i]);
+      }
+    }
+  }
+}
+
+constexpr GemmKernels kKernels = {dot, outer, finish};
+
+}  // namespace octet::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace octet::cpu {
+
+const GemmKernels& gemm_kernels(Isa isa) { return OCTET_CPU_KERNEL(isa, kKernels); }
+
+}  // namespace octet::cpu
+#endif
