@@ -22,6 +22,7 @@ std::string type_text(const Key& key) {
     if (!limits.when_true.empty()) shown.push_back("`true`");
     return fmt::format("{}: {}", type, fmt::join(shown, ", "));
   }
+  if (!std::isfinite(limits.min) && !std::isfinite(limits.max)) return std::string(type);
   std::vector<std::string> bounds;
   if (std::isfinite(limits.min)) {
     bounds.push_back(fmt::format("{} {}", limits.above_min ? ">" : "≥", limits.min));

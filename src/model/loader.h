@@ -4,6 +4,7 @@
 #include <string>
 
 #include "io/checkpoint.h"
+#include "io/fp8_linear.h"
 #include "io/peft.h"
 #include "model/model.h"
 
