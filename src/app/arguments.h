@@ -1,0 +1,93 @@
+// What each command is told, as plain data: the command line fills these and nothing else reads it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace octet::app {
+
+struct DeviceArguments {
+  std::string device = "auto";   // "auto" | "cpu" | "cuda"
+  int threads = 0;               // 0: the processors this process may use
+  std::string cpu_isa = "auto";  // "auto" | "portable" | "avx2" | "avx512"
+  int64_t memory_limit = 0;      // bytes; 0: what the machine has
+};
+
+struct ModelArguments {
+  std::string model;        // a Hugging Face folder
+  std::string adapter;      // a PEFT folder; empty: none
+  std::string flow;         // empty: bf16, or the checkpoint's own
+  std::string load_in_fp8;  // empty: block, or the checkpoint's own
+  std::string kv_cache_dtype = "bf16";
+  std::string dtype = "bf16";  // "float32": the oracle
+  int64_t max_seq_length = 0;  // 0: what the inputs need
+  int64_t batch_size = 16;     // sequences at once
+  DeviceArguments device;
+};
+
+// Texts given as arguments, or JSON Lines from a file or "-".
+struct InputArguments {
+  std::vector<std::string> texts;
+  std::string input;
+  bool json = false;
+};
+
+struct ScoreArguments {
+  ModelArguments model;
+  InputArguments input;
+  double temperature = 1.0;
+  uint64_t seed = 0;  // taken as `generate` takes it; scoring draws nothing
+  bool no_special_tokens = false;
+  std::string gradients;  // a file to write; empty: none
+};
+
+struct GenerateArguments {
+  ModelArguments model;
+  InputArguments input;
+  double temperature = 1.0;
+  uint64_t seed = 0;
+  bool no_special_tokens = false;
+  int64_t max_new_tokens = 256;
+  int64_t num_samples = 1;
+  double top_p = 1.0;
+  double min_p = 0.0;
+  int32_t top_k = 0;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+};
+
+struct TokenizeArguments {
+  std::string tokenizer;  // a folder or a tokenizer.json
+  InputArguments input;
+  std::string chat_template;  // a file; empty: the tokenizer's own
+  bool add_special_tokens = false;
+  bool no_parse_special = false;
+  bool skip_special_tokens = false;
+};
+
+struct ImportArguments {
+  std::string source;
+  std::string destination;
+  std::string dtype;  // "bf16" | "f32"; empty: as stored, quantised tensors as F32
+};
+
+struct DoctorArguments {
+  std::string config;  // empty: the machine alone
+  std::vector<std::string> overrides;
+  DeviceArguments device;
+};
+
+struct BenchArguments {
+  std::string what;
+  bool json = false;
+  DeviceArguments device;
+};
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;  // "section.key=value"
+  bool resume = false;
+};
+
+}  // namespace octet::app

@@ -1,0 +1,21 @@
+// The one place that names a backend.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "app/arguments.h"
+#include "ops/backend.h"
+
+namespace octet::app {
+
+// Throws UsageError for a device or an instruction set that is not there.
+std::unique_ptr<ops::Backend> make_backend(const DeviceArguments& arguments);
+
+// Bytes the backend may use: what was asked for, or what the machine has; 0: unknown.
+int64_t memory_limit(const DeviceArguments& arguments);
+
+// Lines "label: value" on what make_backend would choose, and why.
+std::string describe_device(const DeviceArguments& arguments);
+
+}  // namespace octet::app

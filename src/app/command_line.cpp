@@ -1,0 +1,249 @@
+#include "app/command_line.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace octet::app {
+namespace {
+
+using Run = std::function<int()>;
+
+void add_device_options(CLI::App& command, DeviceArguments& device) {
+  command.add_option("--device", device.device, "auto | cpu | cuda")->capture_default_str();
+  command.add_option("--threads", device.threads, "threads of the CPU; 0: all it may use")
+      ->capture_default_str();
+  command.add_option("--cpu-isa", device.cpu_isa, "auto | portable | avx2 | avx512")
+      ->capture_default_str();
+  command.add_option_function<std::string>(
+      "--device-memory-limit",
+      [&device](const std::string& text) {
+        device.memory_limit = parse_bytes(text, "--device-memory-limit");
+      },
+      "memory to use at most, such as 5GiB; default: what the machine has");
+}
+
+void add_model_options(CLI::App& command, ModelArguments& model) {
+  command.add_option("--model", model.model, "a Hugging Face model folder")->required();
+  command.add_option("--adapter", model.adapter, "a LoRA adapter's folder, as PEFT writes it");
+  command.add_option("--flow", model.flow,
+                     "bf16 | fp8_lora | fp8_full; default: bf16, or the checkpoint's own");
+  command.add_option("--load-in-fp8", model.load_in_fp8,
+                     "tensor | channel | block; default: block, or the checkpoint's own");
+  command.add_option("--kv-cache-dtype", model.kv_cache_dtype, "bf16 | fp8")->capture_default_str();
+  command.add_option("--dtype", model.dtype, "bf16 | float32 (the oracle: nothing is rounded)")
+      ->capture_default_str();
+  command.add_option("--max-seq-length", model.max_seq_length,
+                     "positions of one sequence; default: what the inputs need");
+  command.add_option("--batch-size", model.batch_size, "sequences at once; changes no result")
+      ->capture_default_str();
+  add_device_options(command, model.device);
+}
+
+void add_input_options(CLI::App& command, InputArguments& input) {
+  command.add_option("text", input.texts, "texts, instead of --input");
+  command.add_option("--input", input.input, "a file of JSON Lines, or - for standard input");
+  command.add_flag("--json", input.json, "write one JSON line per input line");
+}
+
+Run define_score(CLI::App& command) {
+  auto arguments = std::make_shared<ScoreArguments>();
+  add_model_options(command, arguments->model);
+  add_input_options(command, arguments->input);
+  command.add_option("--temperature", arguments->temperature, "0 counts as 1")
+      ->capture_default_str();
+  command.add_option("--seed", arguments->seed, "taken as by generate; scoring draws nothing");
+  command.add_flag("--no-special-tokens", arguments->no_special_tokens,
+                   "leave out what the tokenizer puts around a text");
+  command.add_option("--gradients", arguments->gradients,
+                     "also write the gradient of the mean negative log-probability to this "
+                     "safetensors file");
+  command.footer(
+      "A line is {\"ids\":[...]}, {\"text\":\"...\"} or {\"messages\":[...]}; the answer is\n"
+      "{\"ids\":[...],\"logprobs\":[null,...],\"entropies\":[...]} in nats: logprobs[t] is of "
+      "ids[t] given\nthose before it, entropies[t] of the distribution after ids[t].\n\n"
+      "Example:\n  octet score --model models/Qwen3-0.6B --json \"The capital of France is "
+      "Paris.\"");
+  return [arguments] { return run_score(*arguments); };
+}
+
+Run define_generate(CLI::App& command) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  add_model_options(command, arguments->model);
+  add_input_options(command, arguments->input);
+  command.add_option("--max-new-tokens", arguments->max_new_tokens, "tokens to add at most")
+      ->capture_default_str();
+  command
+      .add_option("--n", arguments->num_samples,
+                  "samples of each prompt; above 1 a line's answer is {\"completions\":[...]}")
+      ->capture_default_str();
+  command
+      .add_option("--temperature", arguments->temperature,
+                  "0: greedy, with log-probabilities at temperature 1")
+      ->capture_default_str();
+  command.add_option("--top-p", arguments->top_p, "keep the most likely tokens up to this mass")
+      ->capture_default_str();
+  command.add_option("--top-k", arguments->top_k, "keep this many tokens; 0: all")
+      ->capture_default_str();
+  command.add_option("--min-p", arguments->min_p, "keep tokens of this share of the likeliest")
+      ->capture_default_str();
+  command.add_option("--seed", arguments->seed, "decides every random number")
+      ->capture_default_str();
+  command.add_option("--stop", arguments->stop, "a text that ends a completion; may be repeated")
+      ->expected(1)
+      ->take_all();
+  command.add_flag("--ignore-eos", arguments->ignore_eos, "end tokens do not stop");
+  command.add_flag("--no-special-tokens", arguments->no_special_tokens,
+                   "leave out what the tokenizer puts around a text");
+  command.footer(
+      "A line is {\"ids\":[...]}, {\"text\":\"...\"} or {\"messages\":[...]}; the answer is\n"
+      "{\"ids\":[...],\"text\":\"...\",\"logprobs\":[...],\"finish_reason\":\"stop|length\"}.\n\n"
+      "Example:\n  octet generate --model models/Qwen3-0.6B --max-new-tokens 64 --temperature 0 "
+      "\"Once upon a time\"");
+  return [arguments] { return run_generate(*arguments); };
+}
+
+Run define_tokenize(CLI::App& command) {
+  auto arguments = std::make_shared<TokenizeArguments>();
+  command.add_option("--tokenizer", arguments->tokenizer, "a model folder or a tokenizer.json")
+      ->required();
+  add_input_options(command, arguments->input);
+  command.add_option("--chat-template", arguments->chat_template,
+                     "a Jinja file; default: the tokenizer's own");
+  command.add_flag("--add-special-tokens", arguments->add_special_tokens,
+                   "put around a text what the tokenizer's post-processor says");
+  command.add_flag("--no-parse-special", arguments->no_parse_special,
+                   "take special tokens within a text as plain text");
+  command.add_flag("--skip-special-tokens", arguments->skip_special_tokens,
+                   "leave special tokens out of decoded text");
+  command.footer(
+      "A line is {\"text\":\"...\"}, {\"ids\":[...]} or "
+      "{\"messages\":[...],\"tools\":[...],\"kwargs\":{...}}.\n\n"
+      "Example:\n  echo '{\"text\":\"Hello\"}' | octet tokenize --tokenizer models/Qwen3-0.6B "
+      "--input - --json");
+  return [arguments] { return run_tokenize(*arguments); };
+}
+
+Run define_import(CLI::App& command) {
+  auto arguments = std::make_shared<ImportArguments>();
+  command.add_option("source", arguments->source, "a GGUF file")->required();
+  command.add_option("destination", arguments->destination, "the folder to make")->required();
+  command.add_option("--dtype", arguments->dtype,
+                     "bf16 | f32; default: as stored, quantised tensors as F32");
+  command.footer("Example:\n  octet import SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2");
+  return [arguments] { return run_import(*arguments); };
+}
+
+Run define_doctor(CLI::App& command) {
+  auto arguments = std::make_shared<DoctorArguments>();
+  command.add_option("config", arguments->config, "a training config to check");
+  command.add_option("overrides", arguments->overrides, "section.key=value");
+  add_device_options(command, arguments->device);
+  command.footer("Example:\n  octet doctor recipes/demo-grpo.toml model.max_seq_length=1024");
+  return [arguments] { return run_doctor(*arguments); };
+}
+
+Run define_bench(CLI::App& command) {
+  auto arguments = std::make_shared<BenchArguments>();
+  command.add_option("what", arguments->what, "gemm")->required();
+  command.add_flag("--json", arguments->json, "write JSON instead of a table");
+  add_device_options(command, arguments->device);
+  command.footer("Example:\n  octet bench gemm --threads 1");
+  return [arguments] { return run_bench(*arguments); };
+}
+
+Run define_train(CLI::App& command) {
+  auto arguments = std::make_shared<TrainArguments>();
+  command.add_option("config", arguments->config, "a TOML file; see docs/configuration.md")
+      ->required();
+  command.add_option("overrides", arguments->overrides, "section.key=value");
+  command.add_flag("--resume", arguments->resume,
+                   "continue run.dir from its newest whole checkpoint");
+  command.footer("Example:\n  octet train recipes/demo-grpo.toml train.max_steps=50");
+  return [arguments] { return run_train(*arguments); };
+}
+
+struct Command {
+  const char* name;
+  const char* summary;
+  Run (*define)(CLI::App&);
+};
+
+constexpr Command kCommands[] = {
+    {"train", "train a model: SFT or RL, as a config says", define_train},
+    {"generate", "text from prompts, one or a file of them", define_generate},
+    {"score", "log-probabilities and entropies of ids, text or conversations", define_score},
+    {"tokenize", "text or conversations to ids and back", define_tokenize},
+    {"import", "a GGUF file to a Hugging Face folder", define_import},
+    {"doctor", "the machine and, with a config, its files and memory plan", define_doctor},
+    {"bench", "measure: gemm", define_bench},
+};
+
+std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {
+  const std::string nearest = nearest_name(name, candidates);
+  return nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest);
+}
+
+// A first word that is no command, which CLI11 would only call "not expected".
+void check_command(int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  const std::string name = argv[1];
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) names.push_back(command.name);
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
+  const std::string hint = suggestion(name, names);
+  fail_usage("octet", "there is no command \"{}\"{}", name,
+             hint.empty() ? "; see octet --help" : hint);
+}
+
+// What was not expected, with the nearest flag of the command.
+std::string describe_extras(const CLI::App& root) {
+  const CLI::App* app = &root;
+  if (!root.get_subcommands().empty()) app = root.get_subcommands()[0];
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  const std::vector<std::string> extras = root.remaining(true);
+  if (extras.empty()) return "";
+  const std::string flag = extras[0].substr(0, extras[0].find('='));
+  return fmt::format("there is no \"{}\"{}", flag, suggestion(flag, names));
+}
+
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
+  check_command(argc, argv);
+  CLI::App root("Octet trains language models by reinforcement learning in FP8.", "octet");
+  root.set_version_flag("--version", "octet " OCTET_VERSION);
+  root.require_subcommand(1);
+  root.footer("octet COMMAND --help explains a command.");
+  Run run;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = root.add_subcommand(command.name, command.summary);
+    sub->callback([&run, chosen = command.define(*sub)] { run = chosen; });
+  }
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return root.exit(success);  // --help, --version: to standard output
+  } catch (const CLI::ParseError& error) {
+    std::string reason;
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) reason = describe_extras(root);
+    const auto chosen = root.get_subcommands();
+    const std::string where = "octet" + (chosen.empty() ? "" : " " + chosen[0]->get_name());
+    fail_usage(where, "{}; see {} --help", reason.empty() ? error.what() : reason, where);
+  }
+  return run();
+}
+
+}  // namespace octet::app

@@ -1,0 +1,152 @@
+#include "app/model_session.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "app/backend_choice.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace octet::app {
+namespace {
+
+constexpr int64_t kMaxBatchTokens = 2048;  // of one forward, unless training needs more
+
+bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
+
+void check_arguments(const ModelArguments& arguments) {
+  if (arguments.dtype != "bf16" && arguments.dtype != "bfloat16" && !is_float32(arguments)) {
+    fail_usage("--dtype", "must be bf16 or float32, but is \"{}\"", arguments.dtype);
+  }
+  if (arguments.kv_cache_dtype != "bf16" && arguments.kv_cache_dtype != "fp8") {
+    fail_usage("--kv-cache-dtype", "must be bf16 or fp8, but is \"{}\"", arguments.kv_cache_dtype);
+  }
+  if (is_float32(arguments)) {
+    if (!arguments.flow.empty() && arguments.flow != "bf16") {
+      fail_usage("--dtype", "float32 rounds nothing, so it excludes --flow {}", arguments.flow);
+    }
+    if (arguments.kv_cache_dtype == "fp8") {
+      fail_usage("--dtype", "float32 rounds nothing, so it excludes --kv-cache-dtype fp8");
+    }
+  }
+  if (arguments.batch_size < 1 || arguments.batch_size > 4096) {
+    fail_usage("--batch-size", "must be 1 to 4096, but is {}", arguments.batch_size);
+  }
+  if (arguments.max_seq_length < 0) {
+    fail_usage("--max-seq-length", "must be positive, but is {}", arguments.max_seq_length);
+  }
+}
+
+model::Precision choose_precision(const ModelArguments& arguments, const io::ModelConfig& config) {
+  model::Precision precision;
+  precision.float32 = is_float32(arguments);
+  if (!precision.float32) precision = loop::checkpoint_precision(config, precision);
+  if (!arguments.flow.empty()) precision.flow = model::parse_flow(arguments.flow);
+  if (arguments.load_in_fp8.empty()) return precision;
+  precision.scales = model::parse_weight_scales(arguments.load_in_fp8);
+  if (!precision.fp8()) {
+    fail_usage("--load-in-fp8", "\"{}\" needs an FP8 flow; add --flow fp8_lora or fp8_full",
+               arguments.load_in_fp8);
+  }
+  return precision;
+}
+
+}  // namespace
+
+ModelSession::ModelSession(const ModelArguments& arguments) : arguments_(arguments) {
+  check_arguments(arguments_);
+  backend_ = make_backend(arguments_.device);
+  config_ = io::read_model_config(arguments_.model);
+  precision_ = choose_precision(arguments_, config_);
+  text_ = loop::read_text_side(arguments_.model, config_);
+  if (!arguments_.adapter.empty()) adapter_ = io::read_peft_adapter(arguments_.adapter);
+  const int64_t made_for = config_.max_position_embeddings > 0
+                               ? config_.max_position_embeddings
+                               : std::numeric_limits<int32_t>::max();
+  if (arguments_.max_seq_length > made_for) {
+    fail_usage("--max-seq-length", "the model was made for {} positions, but {} are asked for",
+               made_for, arguments_.max_seq_length);
+  }
+  max_positions_ = arguments_.max_seq_length > 0 ? arguments_.max_seq_length : made_for;
+}
+
+std::vector<Prompt> ModelSession::read_prompts(const InputArguments& input, bool special_tokens,
+                                               bool add_generation_prompt) const {
+  std::vector<Prompt> prompts;
+  for_each_line(input, [&](const std::string& line, const std::string& where) {
+    try {
+      prompts.push_back(read_prompt(line, where, special_tokens, add_generation_prompt));
+    } catch (const Error& error) {
+      prompts.push_back({{}, where, error.what()});
+    }
+  });
+  return prompts;
+}
+
+Prompt ModelSession::read_prompt(const std::string& source, const std::string& where,
+                                 bool special_tokens, bool add_generation_prompt) const {
+  Line line(source, where, config_.vocab_size);
+  Prompt prompt{{}, where, {}};
+  const text::Tokenizer* tokenizer = text_.tokenizer ? &*text_.tokenizer : nullptr;
+  if (line.kind == LineKind::kIds) {
+    prompt.ids = std::move(line.ids);
+  } else {
+    if (tokenizer == nullptr) {
+      fail(where, "a text needs a tokenizer, but the model's folder has none; give \"ids\"");
+    }
+    const bool conversation = line.kind == LineKind::kMessages;
+    prompt.ids = tokenizer->encode(
+        conversation
+            ? render_line(line, tokenizer, text_.chat_template ? &*text_.chat_template : nullptr,
+                          add_generation_prompt)
+            : line.text,
+        {.add_special_tokens = special_tokens && !conversation});
+    for (const int32_t id : prompt.ids) {
+      if (id < config_.vocab_size) continue;
+      fail(where, "the tokenizer gave the id {}, but the model has only {} rows", id,
+           config_.vocab_size);
+    }
+  }
+  const auto length = static_cast<int64_t>(prompt.ids.size());
+  if (length == 0) fail(where, "there must be at least one token, but there is none");
+  if (length > max_positions_) {
+    fail(where, "a sequence must have at most {} tokens ({}), but has {}", max_positions_,
+         arguments_.max_seq_length > 0 ? "--max-seq-length" : "max_position_embeddings", length);
+  }
+  return prompt;
+}
+
+void ModelSession::load(int64_t length, bool training) {
+  const int64_t page = model::KvStore::kPageSize;
+  loop::PolicyOptions options;
+  options.precision = precision_;
+  options.fp8_kv = arguments_.kv_cache_dtype == "fp8";
+  if (training) options.training = adapter_ ? model::Training::kLora : model::Training::kFull;
+  if (adapter_) options.lora = adapter_->config;
+  options.max_seq_length = arguments_.max_seq_length > 0
+                               ? arguments_.max_seq_length
+                               : std::clamp<int64_t>(length, 1, max_positions_);
+  options.max_sequences = arguments_.batch_size;
+  // A training forward takes whole sequences.
+  options.max_batch_tokens =
+      std::max(training ? options.max_seq_length : 0,
+               std::min(kMaxBatchTokens, options.max_sequences * options.max_seq_length));
+  options.kv_tokens = options.max_sequences * ((options.max_seq_length + page - 1) / page * page);
+  const int64_t num_known = text_.num_known(config_);
+
+  std::vector<loop::PlanEntry> plan = loop::plan_memory(config_, num_known, options);
+  // While loading, one tensor at a time lies in F32; it goes before anything else is needed.
+  const int64_t widest = std::max(config_.vocab_size, config_.intermediate_size);
+  plan.push_back({"loading", 4 * widest * config_.hidden_size});
+  loop::check_plan(plan, memory_limit(arguments_.device));
+
+  policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, num_known, options);
+  io::Checkpoint checkpoint(arguments_.model);
+  model::load_weights(*backend_, policy_->model(), checkpoint);
+  if (adapter_) model::load_adapters(*backend_, policy_->model(), *adapter_);
+}
+
+}  // namespace octet::app

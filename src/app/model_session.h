@@ -1,0 +1,60 @@
+// A model opened for `score` and `generate`: its folder first, which turns lines into ids, then its
+// weights, once it is known how long the sequences are.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/arguments.h"
+#include "app/line_input.h"
+#include "io/peft.h"
+#include "loop/policy.h"
+
+namespace octet::app {
+
+// One line of input as ids, or why it cannot be served.
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::string where;
+  std::string error;  // empty: it can
+};
+
+class ModelSession {
+ public:
+  // Reads the configs, the tokenizer and the adapter, and settles the precision. UsageError where
+  // the arguments contradict each other or the checkpoint.
+  explicit ModelSession(const ModelArguments& arguments);
+
+  // Every line of the input as ids. A prompt of more than max_prompt() tokens is an error, as is an
+  // empty one.
+  std::vector<Prompt> read_prompts(const InputArguments& input, bool special_tokens,
+                                   bool add_generation_prompt) const;
+  // Positions that a sequence may have: --max-seq-length, or what the model was made for.
+  int64_t max_positions() const { return max_positions_; }
+
+  // Plans the memory for sequences of up to `length` positions, checks the plan against the limit,
+  // and loads weights and adapter.
+  void load(int64_t length, bool training);
+
+  bool has_adapter() const { return adapter_.has_value(); }
+  const io::ModelConfig& config() const { return config_; }
+  const loop::TextSide& text() const { return text_; }
+  ops::Backend& backend() { return *backend_; }
+  loop::Policy& policy() { return *policy_; }
+
+ private:
+  Prompt read_prompt(const std::string& source, const std::string& where, bool special_tokens,
+                     bool add_generation_prompt) const;
+
+  ModelArguments arguments_;
+  io::ModelConfig config_;
+  loop::TextSide text_;
+  std::optional<io::PeftAdapter> adapter_;
+  model::Precision precision_;
+  int64_t max_positions_ = 0;
+  std::unique_ptr<ops::Backend> backend_;
+  std::unique_ptr<loop::Policy> policy_;
+};
+
+}  // namespace octet::app

@@ -1,0 +1,24 @@
+// Results go to standard output. A write that fails is an Error: a reader may have gone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace octet::app {
+
+void print(std::string_view text);       // and flushes
+void print_line(std::string_view text);  // with a line feed
+
+// JSON text. Numbers read back as the same float32; infinities are null. Bytes that are no UTF-8
+// become U+FFFD.
+std::string json_string(std::string_view text);
+std::string json_ids(std::span<const int32_t> ids);
+std::string json_numbers(std::span<const float> values);
+
+// What stands in the place of a line that cannot be served: {"error":"…"}, or "" and a message on
+// standard error.
+std::string report_line_error(std::string_view message, bool json);
+
+}  // namespace octet::app

@@ -1,0 +1,93 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "app/commands.h"
+#include "app/model_session.h"
+#include "app/output.h"
+#include "app/score_gradients.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "model/scoring.h"
+
+namespace octet::app {
+namespace {
+
+std::string json_answer(const Prompt& prompt, const model::TokenScores& scores) {
+  std::string log_probs = json_numbers(scores.log_probs);
+  log_probs.insert(1, scores.log_probs.empty() ? "null" : "null,");
+  return fmt::format("{{\"ids\":{},\"logprobs\":{},\"entropies\":{}}}", json_ids(prompt.ids),
+                     log_probs, json_numbers(scores.entropies));
+}
+
+std::string table(const Prompt& prompt, const model::TokenScores& scores,
+                  const loop::TextSide& text) {
+  std::string rows = fmt::format("{}\n{:>9}{:>9}{:>12}{:>12}  token\n", prompt.where, "position",
+                                 "id", "log-prob", "entropy");
+  double sum = 0;
+  for (size_t t = 0; t < prompt.ids.size(); ++t) {
+    const int32_t id = prompt.ids[t];
+    const bool named = text.tokenizer && text.tokenizer->contains(id);
+    rows +=
+        fmt::format("{:>9}{:>9}{:>12}{:>12.4f}  {}\n", t, id,
+                    t == 0 ? "" : fmt::format("{:.4f}", scores.log_probs[t - 1]),
+                    scores.entropies[t], named ? json_string(text.tokenizer->id_to_bytes(id)) : "");
+    if (t > 0) sum += scores.log_probs[t - 1];
+  }
+  if (prompt.ids.size() < 2) return rows;
+  const double mean = sum / static_cast<double>(prompt.ids.size() - 1);
+  return rows + fmt::format("mean log-prob {:.4f}, perplexity {:.4f}\n", mean, std::exp(-mean));
+}
+
+}  // namespace
+
+int run_score(const ScoreArguments& arguments) {
+  if (!(arguments.temperature >= 0) || !std::isfinite(arguments.temperature)) {
+    fail_usage("--temperature", "must be 0 or more, but is {}", arguments.temperature);
+  }
+  // `generate` at temperature 0 is greedy and gives the log-probabilities of temperature 1.
+  const float temperature =
+      arguments.temperature == 0 ? 1.0f : static_cast<float>(arguments.temperature);
+  ModelSession session(arguments.model);
+  const std::vector<Prompt> prompts =
+      session.read_prompts(arguments.input, !arguments.no_special_tokens, false);
+  int64_t longest = 0;
+  for (const Prompt& prompt : prompts) {
+    longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
+  }
+  if (longest > 0) session.load(longest, !arguments.gradients.empty());
+
+  int exit_code = 0;
+  const auto batch_size = static_cast<size_t>(arguments.model.batch_size);
+  for (size_t begin = 0; begin < prompts.size(); begin += batch_size) {
+    throw_if_interrupted();
+    const size_t end = std::min(prompts.size(), begin + batch_size);
+    std::vector<model::ScoringRequest> requests;  // a line that cannot be served is an empty one
+    for (size_t i = begin; i < end; ++i) requests.push_back({prompts[i].ids, 1, true});
+    std::vector<model::TokenScores> scores;
+    if (longest > 0) {
+      scores = model::score_sequences(session.backend(), session.policy().decoder(),
+                                      session.policy().head(), session.policy().pages(), requests,
+                                      temperature);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const Prompt& prompt = prompts[i];
+      if (!prompt.error.empty()) {
+        exit_code = 1;
+        print_line(report_line_error(prompt.error, arguments.input.json));
+      } else {
+        print_line(arguments.input.json ? json_answer(prompt, scores[i - begin])
+                                        : table(prompt, scores[i - begin], session.text()));
+      }
+    }
+  }
+  if (!arguments.gradients.empty()) {
+    if (longest == 0) fail("--gradients", "no line of the input could be served");
+    write_gradients(session, prompts, temperature, arguments.gradients);
+  }
+  return exit_code;
+}
+
+}  // namespace octet::app
