@@ -174,6 +174,10 @@ class Checker {
     if (std::ranges::count(reward.functions, "regex") != 0 && reward.pattern.empty()) {
       fail_usage(place({"reward.functions"}), "the reward \"regex\" needs reward.pattern");
     }
+    if (std::ranges::count(reward.functions, "length") != 0 && reward.soft_punish_cache == 0) {
+      fail_usage(place({"reward.functions"}),
+                 "the reward \"length\" needs reward.soft_punish_cache, in tokens");
+    }
   }
 
   void check_rollout() {

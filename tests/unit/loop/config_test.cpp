@@ -213,6 +213,7 @@ TEST(Config, ConflictingKeys) {
   EXPECT_TRUE(says(refusal(kBase, {"model.path="}), {"neither is"}));
   EXPECT_TRUE(says(refusal(kBase, {"reward.functions=[]"}), {"reward.command"}));
   EXPECT_TRUE(says(refusal(kBase, {"reward.functions=regex"}), {"reward.pattern"}));
+  EXPECT_TRUE(says(refusal(kBase, {"reward.functions=length"}), {"reward.soft_punish_cache"}));
   EXPECT_TRUE(says(refusal(kBase, {"reward.reward_weights=[1,2]"}), {"each of the 1", "2"}));
   EXPECT_TRUE(says(refusal(kBase, {"model.dtype=float32", "model.kv_cache_dtype=fp8"}),
                    {"rounds nothing"}));
