@@ -41,6 +41,18 @@ int64_t group_limit() {
 
 }  // namespace
 
+DeviceArguments device_arguments(const loop::RunSection& run) {
+  return {.device = run.device,
+          .threads = static_cast<int>(run.threads),
+          .cpu_isa = run.cpu_isa,
+          .memory_limit = run.device_memory_limit};
+}
+
+cpu::Isa cpu_isa(const DeviceArguments& arguments) {
+  check_device(arguments);
+  return cpu::parse_isa(arguments.cpu_isa);
+}
+
 int64_t memory_limit(const DeviceArguments& arguments) {
   if (arguments.memory_limit > 0) return arguments.memory_limit;
   const int64_t physical = std::max<int64_t>(0, physical_memory());
@@ -49,15 +61,14 @@ int64_t memory_limit(const DeviceArguments& arguments) {
 }
 
 std::unique_ptr<ops::Backend> make_backend(const DeviceArguments& arguments) {
-  check_device(arguments);
+  const cpu::Isa isa = cpu_isa(arguments);
   return cpu::make_cpu_backend({.num_threads = arguments.threads,
-                                .isa = cpu::parse_isa(arguments.cpu_isa),
+                                .isa = isa,
                                 .memory_limit_bytes = memory_limit(arguments)});
 }
 
 std::string describe_device(const DeviceArguments& arguments) {
-  check_device(arguments);
-  const cpu::Isa isa = cpu::parse_isa(arguments.cpu_isa);
+  const cpu::Isa isa = cpu_isa(arguments);
   const std::string why =
       arguments.cpu_isa == "auto"
           ? "the best this processor offers"

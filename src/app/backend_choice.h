@@ -5,12 +5,20 @@
 #include <string>
 
 #include "app/arguments.h"
+#include "backend/cpu/isa.h"
+#include "loop/config.h"
 #include "ops/backend.h"
 
 namespace octet::app {
 
+// What a training config says about the device.
+DeviceArguments device_arguments(const loop::RunSection& run);
+
 // Throws UsageError for a device or an instruction set that is not there.
 std::unique_ptr<ops::Backend> make_backend(const DeviceArguments& arguments);
+
+// The instruction set that make_backend would take; the same errors.
+cpu::Isa cpu_isa(const DeviceArguments& arguments);
 
 // Bytes the backend may use: what was asked for, or what the machine has; 0: unknown.
 int64_t memory_limit(const DeviceArguments& arguments);

@@ -1,10 +1,54 @@
+#include <fmt/format.h>
+
+#include "app/backend_choice.h"
 #include "app/commands.h"
+#include "app/output.h"
 #include "base/error.h"
+#include "bench/gemm.h"
 
 namespace octet::app {
+namespace {
+
+std::string table(const bench::GemmReport& report, int num_threads) {
+  std::string text = fmt::format("{}, {} thread(s); FMA peak of one thread {:.1f} GFLOP/s\n",
+                                 report.backend, num_threads, report.peak_gflops);
+  text += fmt::format("{:<12} {:<8} {:>7} {:>7} {:>7} {:>11} {:>10} {:>8}\n", "product", "format",
+                      "tokens", "outputs", "inputs", "seconds", "GFLOP/s", "of peak");
+  for (const bench::GemmRow& row : report.rows) {
+    text += fmt::format("{:<12} {:<8} {:>7} {:>7} {:>7} {:>11.3g} {:>10.1f} {:>7.1f}%\n",
+                        row.product, row.format, row.shape.tokens, row.shape.outputs,
+                        row.shape.inputs, row.seconds, row.gflops, 100 * row.share_of_peak);
+  }
+  return text;
+}
+
+std::string json(const bench::GemmReport& report, int num_threads) {
+  std::vector<std::string> rows;
+  for (const bench::GemmRow& row : report.rows) {
+    rows.push_back(
+        fmt::format("{{\"product\":\"{}\",\"format\":\"{}\",\"tokens\":{},\"outputs\":{},"
+                    "\"inputs\":{},\"seconds\":{},\"gflops\":{},\"share_of_peak\":{}}}",
+                    row.product, row.format, row.shape.tokens, row.shape.outputs, row.shape.inputs,
+                    row.seconds, row.gflops, row.share_of_peak));
+  }
+  return fmt::format(
+      "{{\"bench\":\"gemm\",\"backend\":{},\"threads\":{},\"peak_gflops\":{},\"rows\":[{}]}}\n",
+      json_string(report.backend), num_threads, report.peak_gflops, fmt::join(rows, ","));
+}
+
+}  // namespace
 
 int run_bench(const BenchArguments& arguments) {
-  fail_usage("bench", "\"{}\" is not measured", arguments.what);
+  if (arguments.what != "gemm") {
+    fail_usage("bench", "can measure gemm, but not \"{}\"", arguments.what);
+  }
+  const DeviceArguments& device = arguments.device;
+  bench::GemmOptions options;
+  options.isa = cpu_isa(device);
+  options.num_threads = device.threads > 0 ? device.threads : 1;
+  const bench::GemmReport report = bench::measure_gemm(options);
+  print(arguments.json ? json(report, options.num_threads) : table(report, options.num_threads));
+  return 0;
 }
 
 }  // namespace octet::app

@@ -237,8 +237,7 @@ int run_command_line(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     return root.exit(success);  // --help, --version: to standard output
   } catch (const CLI::ParseError& error) {
-    std::string reason;
-    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) reason = describe_extras(root);
+    const std::string reason = describe_extras(root);  // before what is missing: it may be the same
     const auto chosen = root.get_subcommands();
     const std::string where = "octet" + (chosen.empty() ? "" : " " + chosen[0]->get_name());
     fail_usage(where, "{}; see {} --help", reason.empty() ? error.what() : reason, where);

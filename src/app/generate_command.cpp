@@ -132,7 +132,8 @@ int run_generate(const GenerateArguments& arguments) {
   answers.print_ready();
   if (!requests.empty()) {
     const int64_t room = session.max_positions() - longest;
-    session.load(longest + std::min(room, arguments.max_new_tokens), false);
+    session.load(static_cast<int64_t>(requests.size()) * arguments.num_samples,
+                 longest + std::min(room, arguments.max_new_tokens), false);
     loop::Policy& policy = session.policy();
     rollout::Engine engine(session.backend(), policy.decoder(), policy.head(), policy.pages(),
                            session.text().tokenizer ? &*session.text().tokenizer : nullptr,

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include "app/backend_choice.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "base/strings.h"
 
 namespace octet::app {
 namespace {
@@ -119,7 +116,7 @@ Prompt ModelSession::read_prompt(const std::string& source, const std::string& w
   return prompt;
 }
 
-void ModelSession::load(int64_t length, bool training) {
+void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
   const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
   options.precision = precision_;
@@ -129,7 +126,7 @@ void ModelSession::load(int64_t length, bool training) {
   options.max_seq_length = arguments_.max_seq_length > 0
                                ? arguments_.max_seq_length
                                : std::clamp<int64_t>(length, 1, max_positions_);
-  options.max_sequences = arguments_.batch_size;
+  options.max_sequences = std::min(arguments_.batch_size, num_sequences);
   // A training forward takes whole sequences.
   options.max_batch_tokens =
       std::max(training ? options.max_seq_length : 0,
@@ -141,7 +138,13 @@ void ModelSession::load(int64_t length, bool training) {
   // While loading, one tensor at a time lies in F32; it goes before anything else is needed.
   const int64_t widest = std::max(config_.vocab_size, config_.intermediate_size);
   plan.push_back({"loading", 4 * widest * config_.hidden_size});
-  loop::check_plan(plan, memory_limit(arguments_.device));
+  const int64_t limit = memory_limit(arguments_.device);
+  if (limit > 0 && loop::plan_total(plan) > limit) {
+    fail("memory",
+         "{} are allowed, but the plan needs {}:\n{}lower --batch-size or --max-seq-length, use an "
+         "FP8 flow, or raise --device-memory-limit",
+         format_bytes(limit), format_bytes(loop::plan_total(plan)), loop::format_plan(plan));
+  }
 
   policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, num_known, options);
   io::Checkpoint checkpoint(arguments_.model);

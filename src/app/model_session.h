@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,10 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for sequences of up to `length` positions, checks the plan against the limit,
-  // and loads weights and adapter.
-  void load(int64_t length, bool training);
+  // Plans the memory for `num_sequences` sequences of up to `length` positions, checks the plan
+  // against the limit, and loads weights and adapter.
+  void load(int64_t num_sequences, int64_t length, bool training);
 
-  bool has_adapter() const { return adapter_.has_value(); }
   const io::ModelConfig& config() const { return config_; }
   const loop::TextSide& text() const { return text_; }
   ops::Backend& backend() { return *backend_; }

@@ -57,7 +57,9 @@ int run_score(const ScoreArguments& arguments) {
   for (const Prompt& prompt : prompts) {
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
   }
-  if (longest > 0) session.load(longest, !arguments.gradients.empty());
+  if (longest > 0) {
+    session.load(static_cast<int64_t>(prompts.size()), longest, !arguments.gradients.empty());
+  }
 
   int exit_code = 0;
   const auto batch_size = static_cast<size_t>(arguments.model.batch_size);

@@ -20,7 +20,7 @@ const std::map<std::string, Folders>& table() {
                                   "rollout", "rl",     "reward", "train", "observe"};
   static const Folders everything = [] {
     Folders all = library;
-    all.insert({"loop", "backend/cpu", "backend/cuda"});
+    all.insert({"loop", "backend/cpu", "backend/cuda", "bench"});
     return all;
   }();
   static const std::map<std::string, Folders> allowed = {
@@ -38,6 +38,7 @@ const std::map<std::string, Folders>& table() {
       {"train", {"model", "rl", "ops", "tensor", "io", "base"}},
       {"observe", {"io", "base"}},
       {"loop", library},
+      {"bench", {"backend/cpu", "ops", "tensor", "base"}},
       {"app", everything},
   };
   return allowed;
