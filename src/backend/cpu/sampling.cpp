@@ -40,9 +40,9 @@ namespace HWY_NAMESPACE {
 // The one function behind every log-probability. F32 within a block of ids, F64 across blocks, in
 // order of id. `weights` [n], where not null, receives e.
 RowStats row_stats(const float* logits, size_t n, float temperature, float* weights) {
-  constexpr size_t kBlock = 4096;
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
+  const size_t block = 128 * lanes;
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   auto max0 = lowest, max1 = lowest;
   size_t i = 0;
@@ -59,8 +59,8 @@ RowStats row_stats(const float* logits, size_t n, float temperature, float* weig
 
   const auto divisor = hn::Set(d, temperature);
   const auto maximum = hn::Set(d, stats.maximum);
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const size_t end = begin + kBlock < n ? begin + kBlock : n;
+  for (size_t begin = 0; begin < n; begin += block) {
+    const size_t end = begin + block < n ? begin + block : n;
     auto sum = hn::Zero(d), weighted = hn::Zero(d);
     for (i = begin; i < end; i += lanes) {
       const size_t left = end - i;
