@@ -202,29 +202,34 @@ TEST_P(SampleTest, LogProbsAreTheScoredOnes) {
   }
 }
 
-// top_p over a wide vocabulary, against sorting all of it.
-TEST_P(SampleTest, TopPOfManyKeepsTheSmallestSet) {
-  constexpr int64_t kColumns = 3000, kDraws = 3000;
-  const std::vector<double> values = normal_values(kColumns, 8, 2);
+// top_k and top_p over a wide vocabulary with many equals, against sorting all of it.
+TEST_P(SampleTest, ManyIdsKeepTheSmallestSet) {
+  constexpr int64_t kColumns = 3000, kDraws = 2000;
   Array logits(DType::kF32, Shape{kDraws, kColumns});
+  const std::vector<double> values = normal_values(kColumns, 8, 2);
   for (int64_t i = 0; i < kDraws * kColumns; ++i) {
-    logits.set(i, values[static_cast<size_t>(i % kColumns)]);
+    logits.set(i, std::round(16 * values[static_cast<size_t>(i % kColumns)]) / 16);
   }
-  for (const float top_p : {0.3f, 0.9f, 0.999f}) {
+  for (const ops::SampleParams& rule : {ops::SampleParams{.top_p = 0.3f},
+                                        {.top_p = 0.9f},
+                                        {.top_p = 0.999f},
+                                        {.top_k = 7},
+                                        {.top_k = 100},
+                                        {.top_k = 2500},
+                                        {.top_p = 0.5f, .top_k = 300}}) {
     std::vector<std::pair<double, int32_t>> order;
-    double sum = 0, share = 0;
-    for (int32_t v = 0; v < kColumns; ++v) {
-      order.emplace_back(-std::exp(logits.get(v)), v);
-      sum -= order.back().first;
-    }
+    for (int32_t v = 0; v < kColumns; ++v) order.emplace_back(-std::exp(logits.get(v)), v);
     std::sort(order.begin(), order.end());
+    if (rule.top_k > 0) order.resize(static_cast<size_t>(rule.top_k));
+    double sum = 0, share = 0;
+    for (const auto& [weight, id] : order) sum -= weight;
     std::set<int32_t> expected;
     for (const auto& [weight, id] : order) {
-      if (share >= top_p * sum) break;
+      if (rule.top_p < 1 && share >= rule.top_p * sum) break;
       share -= weight;
       expected.insert(id);
     }
-    std::vector<ops::SampleParams> params(kDraws, {.top_p = top_p});
+    std::vector<ops::SampleParams> params(kDraws, rule);
     for (uint32_t i = 0; i < kDraws; ++i) params[i].random = random_word(i);
     const Sampled s = sample(*backend_, logits, params, kColumns);
     for (size_t i = 0; i < s.ids.size(); ++i) {
