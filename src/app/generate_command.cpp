@@ -76,11 +76,9 @@ class OrderedAnswers {
  private:
   std::string json_line(const std::vector<Completion>& samples) const {
     if (samples.size() == 1) return json_completion(samples[0], text_);
-    std::string list;
-    for (const Completion& sample : samples) {
-      list += (list.empty() ? "" : ",") + json_completion(sample, text_);
-    }
-    return "{\"completions\":[" + list + "]}";
+    std::vector<std::string> list;
+    for (const Completion& sample : samples) list.push_back(json_completion(sample, text_));
+    return fmt::format("{{\"completions\":[{}]}}", fmt::join(list, ","));
   }
   std::string plain(const std::vector<Completion>& samples) const {
     std::string result;

@@ -2,6 +2,8 @@
 
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -65,22 +67,24 @@ void for_each_line(
 }
 
 Line::Line(const std::string& source, const std::string& place, int64_t id_limit)
-    : where(place), json(parse_json(source, place)) {
-  if (!json.is_object()) fail(where, "a line must be a JSON object, but is {}", json.type_name());
-  const bool has_ids = json.contains("ids");
-  const bool has_text = json.contains("text");
-  if (has_ids + has_text + json.contains("messages") != 1) {
+    : where(place), json(std::make_shared<const Json>(parse_json(source, place))) {
+  const Json& object = *json;
+  if (!object.is_object())
+    fail(where, "a line must be a JSON object, but is {}", object.type_name());
+  const bool has_ids = object.contains("ids");
+  const bool has_text = object.contains("text");
+  if (has_ids + has_text + object.contains("messages") != 1) {
     fail(where, "a line must have exactly one of \"ids\", \"text\" and \"messages\"");
   }
   if (has_ids) {
     kind = LineKind::kIds;
-    ids = read_ids(json["ids"], where, id_limit);
+    ids = read_ids(object["ids"], where, id_limit);
   } else if (has_text) {
-    if (!json["text"].is_string()) fail(where, "\"text\" must be a string");
-    text = json["text"].get<std::string>();
+    if (!object["text"].is_string()) fail(where, "\"text\" must be a string");
+    text = object["text"].get<std::string>();
   } else {
     kind = LineKind::kMessages;
-    if (!json["messages"].is_array()) fail(where, "\"messages\" must be an array");
+    if (!object["messages"].is_array()) fail(where, "\"messages\" must be an array");
   }
 }
 
@@ -94,15 +98,15 @@ std::string render_line(const Line& line, const text::Tokenizer* tokenizer,
          "a conversation needs a chat template, but the folder has none; give "
          "\"text\", or --chat-template to octet tokenize");
   }
-  Json kwargs = line.json.value("kwargs", Json::object());
+  Json kwargs = line.json->value("kwargs", Json::object());
   if (!kwargs.is_object()) fail(line.where, "\"kwargs\" must be an object");
-  Json tools = line.json.value("tools", Json());
+  Json tools = line.json->value("tools", Json());
   if (kwargs.contains("tools")) {
     tools = kwargs["tools"];
     kwargs.erase("tools");
   }
   if (!tools.is_null() && !tools.is_array()) fail(line.where, "\"tools\" must be an array");
-  for (const Json* source : {static_cast<const Json*>(&kwargs), &line.json}) {
+  for (const Json* source : {static_cast<const Json*>(&kwargs), line.json.get()}) {
     if (!source->contains("add_generation_prompt")) continue;
     const Json& value = (*source)["add_generation_prompt"];
     if (!value.is_boolean()) fail(line.where, "\"add_generation_prompt\" must be true or false");
@@ -112,7 +116,7 @@ std::string render_line(const Line& line, const text::Tokenizer* tokenizer,
   const auto token_text = [&](std::optional<int32_t> id) {
     return id ? tokenizer->id_to_token(*id) : std::string_view();
   };
-  return chat_template->render({.messages = line.json["messages"],
+  return chat_template->render({.messages = (*line.json)["messages"],
                                 .add_generation_prompt = add_generation_prompt,
                                 .tools = tools.is_null() ? nullptr : &tools,
                                 .kwargs = &kwargs,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct Line {
 
   std::string where;
   LineKind kind = LineKind::kText;
-  Json json;
+  std::shared_ptr<const Json> json;
   std::vector<int32_t> ids;  // of kIds
   std::string text;          // of kText
 };

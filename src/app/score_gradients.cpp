@@ -17,7 +17,7 @@ void write_gradients(ModelSession& session, const std::vector<Prompt>& prompts, 
   int64_t num_targets = 0;
   for (const Prompt& prompt : prompts) {
     if (!prompt.error.empty() || prompt.ids.size() < 2) continue;
-    samples.push_back({.ids = prompt.ids});
+    samples.emplace_back().ids = prompt.ids;
     num_targets += samples.back().num_targets();
   }
   if (num_targets == 0) {
