@@ -1,8 +1,71 @@
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "app/backend_choice.h"
 #include "app/commands.h"
-#include "base/error.h"
+#include "loop/train_run.h"
+#include "observe/metrics.h"
+#include "observe/plot.h"
+#include "observe/progress.h"
 
 namespace octet::app {
+namespace {
 
-int run_train(const TrainArguments&) { fail("train", "not built yet"); }
+void print_curve(const std::string& dir, const std::string& metric, int columns) {
+  observe::MetricCurve curve = observe::read_metric(dir + "/metrics.jsonl", metric);
+  if (curve.values.size() < 2) return;
+  const int window = std::max<int>(1, static_cast<int>(curve.values.size()) / 30);
+  curve.values = observe::moving_average(curve.values, window);
+  fmt::print("\n{}", observe::plot_curve(curve, {.title = metric,
+                                                 .x_label = "step",
+                                                 .columns = columns,
+                                                 .rows = 10,
+                                                 .unicode = observe::locale_is_utf8()}));
+}
+
+}  // namespace
+
+int run_train(const TrainArguments& arguments) {
+  const loop::TrainConfig config = loop::read_config(arguments.config, arguments.overrides);
+  DeviceArguments device;
+  device.device = config.run.device;
+  device.threads = static_cast<int>(config.run.threads);
+  device.cpu_isa = config.run.cpu_isa;
+  device.memory_limit = config.run.device_memory_limit;
+  const auto backend = make_backend(device);
+
+  loop::RunOptions options;
+  options.resume = arguments.resume;
+  options.memory_limit = memory_limit(device);
+  options.terminal = observe::stderr_is_terminal();
+  options.write = [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  };
+  const loop::RunResult result = loop::run_training(*backend, config, options);
+  if (result.interrupted) {
+    fmt::print(stderr, "stopped after step {}; continue with: octet train {} --resume\n",
+               result.steps_done, arguments.config);
+    return 1;
+  }
+  const int columns = std::clamp(observe::stderr_columns(), 40, 100);
+  print_curve(result.dir, config.is_rl() ? "reward" : "loss", columns);
+  if (config.is_rl() && config.clip.mode == "calibrated") {
+    print_curve(result.dir, "calibration/low", columns);
+    print_curve(result.dir, "calibration/high", columns);
+  }
+  const bool lora = config.lora.has_value();
+  fmt::print(
+      "\nresults: {0}/ (metrics.jsonl, events.jsonl, completions/, checkpoints/)\n{1}: {2}\n",
+      result.dir, lora ? "adapter" : "model", result.export_dir);
+  fmt::print("next:    octet generate --model {} {}\"{}\"\n",
+             lora ? config.model.path : result.export_dir,
+             lora ? fmt::format("--adapter {} ", result.export_dir) : "",
+             config.data.task.empty() ? "…" : "47+85=");
+  return 0;
+}
 
 }  // namespace octet::app

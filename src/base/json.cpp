@@ -14,11 +14,15 @@ namespace octet {
 
 namespace {
 
+constexpr int kMaxDepth = 500;  // writing and copying recurse
+
 template <class AnyJson>
 AnyJson parse(std::string_view text, std::string_view where) {
   std::vector<std::set<std::string>> keys;
   std::string duplicate;
-  const auto on_event = [&](int, typename AnyJson::parse_event_t event, AnyJson& parsed) {
+  const auto on_event = [&](int depth, typename AnyJson::parse_event_t event, AnyJson& parsed) {
+    if (depth > kMaxDepth)
+      fail(where, "JSON may be nested at most {} deep, but is deeper", kMaxDepth);
     if (event == AnyJson::parse_event_t::object_start) keys.emplace_back();
     if (event == AnyJson::parse_event_t::object_end) keys.pop_back();
     if (event == AnyJson::parse_event_t::key) {

@@ -54,21 +54,22 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
   const auto add_file = [&](const std::string& file) {
     files_.emplace_back(file);
     for (const std::string& name : files_.back().names()) {
-      const auto [entry, added] = entries_.try_emplace(name, Entry{files_.size() - 1});
+      const auto [entry, added] = file_numbers_.try_emplace(name, files_.size() - 1);
       if (!added) {
         fail(file, "tensor \"{}\" must be in one file, but is also in {}", name,
-             files_[entry->second.file].path());
+             files_[entry->second].path());
       }
     }
   };
-  if (!fs::is_directory(path)) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) {
     add_file(path);
     return;
   }
   const std::string single = join_path(path, kSingleFile);
   const std::string index = join_path(path, kIndexFile);
-  if (!fs::exists(index)) {
-    if (!fs::exists(single)) {
+  if (!fs::exists(index, ignored)) {
+    if (!fs::exists(single, ignored)) {
       fail(path, "{} or {} is required, but the folder has neither", kSingleFile, kIndexFile);
     }
     add_file(single);
@@ -78,7 +79,7 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
   const std::map<std::string, std::string> weight_map = read_weight_map(index);
   std::map<std::string, size_t> shards;
   for (const auto& [name, shard] : weight_map) shards.try_emplace(shard, 0);
-  if (fs::exists(single) && !shards.contains(kSingleFile)) {
+  if (fs::exists(single, ignored) && !shards.contains(kSingleFile)) {
     fail(path,
          "one set of weights is required, but the folder has {} and an index of other files; "
          "remove the one that is out of date",
@@ -89,42 +90,44 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
     add_file(join_path(path, shard));
   }
   for (const auto& [name, shard] : weight_map) {
-    const auto found = entries_.find(name);
-    if (found == entries_.end() || found->second.file != shards[shard]) {
+    const auto found = file_numbers_.find(name);
+    if (found == file_numbers_.end() || found->second != shards[shard]) {
       fail(index, "tensor \"{}\" must be in {}, but is not there", name, shard);
     }
   }
-  for (const auto& [name, entry] : entries_) {
+  for (const auto& [name, number] : file_numbers_) {
     if (!weight_map.contains(name)) {
       fail(index, "tensor \"{}\" of {} must be named in weight_map, but is not", name,
-           files_[entry.file].path());
+           files_[number].path());
     }
   }
 }
 
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, entry] : entries_) names.push_back(name);
+  for (const auto& [name, number] : file_numbers_) names.push_back(name);
   return names;
 }
 
-bool Checkpoint::has(std::string_view name) const { return entries_.contains(name); }
+bool Checkpoint::has(std::string_view name) const { return file_numbers_.contains(name); }
 
-Checkpoint::Entry& Checkpoint::entry(std::string_view name) {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) {
+const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
+  const auto found = file_numbers_.find(name);
+  if (found == file_numbers_.end()) {
     const std::string near = nearest_name(name, names());
     fail(path_, "tensor \"{}\" is required, but missing{}", name,
          near.empty() ? "" : fmt::format("; the nearest is \"{}\"", near));
   }
-  return found->second;
+  return files_[found->second];
 }
 
 TensorView Checkpoint::view(std::string_view name) {
-  Entry& found = entry(name);
-  found.used = true;
-  return files_[found.file].view(name);
+  const TensorView result = peek(name);
+  used_.emplace(name);
+  return result;
 }
+
+TensorView Checkpoint::peek(std::string_view name) const { return file_of(name).view(name); }
 
 TensorView Checkpoint::view(std::string_view name, const Shape& shape) {
   const TensorView result = view(name);
@@ -135,12 +138,15 @@ TensorView Checkpoint::view(std::string_view name, const Shape& shape) {
   return result;
 }
 
-void Checkpoint::mark_used(std::string_view name) { entry(name).used = true; }
+void Checkpoint::mark_used(std::string_view name) {
+  file_of(name);
+  used_.emplace(name);
+}
 
 std::vector<std::string> Checkpoint::unused() const {
   std::vector<std::string> names;
-  for (const auto& [name, entry] : entries_) {
-    if (!entry.used) names.push_back(name);
+  for (const auto& [name, number] : file_numbers_) {
+    if (!used_.contains(name)) names.push_back(name);
   }
   return names;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,9 @@ class Checkpoint {
   // The same, and an Error naming the tensor unless it has this shape.
   tensor::TensorView view(std::string_view name, const tensor::Shape& shape);
 
+  // The tensor without counting it.
+  tensor::TensorView peek(std::string_view name) const;
+
   // Counts a tensor as used without looking at it (a tied head that the file also holds).
   void mark_used(std::string_view name);
   std::vector<std::string> unused() const;
@@ -37,15 +41,12 @@ class Checkpoint {
   void expect_all_used() const;
 
  private:
-  struct Entry {
-    size_t file = 0;
-    bool used = false;
-  };
-  Entry& entry(std::string_view name);
+  const SafetensorsFile& file_of(std::string_view name) const;
 
   std::string path_;
   std::vector<SafetensorsFile> files_;
-  std::map<std::string, Entry, std::less<>> entries_;
+  std::map<std::string, size_t, std::less<>> file_numbers_;  // by tensor
+  std::set<std::string, std::less<>> used_;
 };
 
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;

@@ -56,9 +56,9 @@ Granularity granularity_of(const Checkpoint& checkpoint, const std::string& name
 
 }  // namespace
 
-bool is_fp8_linear(Checkpoint& checkpoint, std::string_view module) {
+bool is_fp8_linear(const Checkpoint& checkpoint, std::string_view module) {
   const std::string name = fmt::format("{}.weight", module);
-  return checkpoint.has(name) && checkpoint.view(name).dtype == DType::kE4M3;
+  return checkpoint.has(name) && checkpoint.peek(name).dtype == DType::kE4M3;
 }
 
 Fp8Linear read_fp8_linear(Checkpoint& checkpoint, std::string_view module) {

@@ -19,7 +19,7 @@ struct Fp8Linear {
 
 // Whether `module` ("model.layers.0.mlp.up_proj") has an E4M3 weight. Decided by the element type,
 // never by quantization_config.
-bool is_fp8_linear(Checkpoint& checkpoint, std::string_view module);
+bool is_fp8_linear(const Checkpoint& checkpoint, std::string_view module);
 
 // Codes and scales, counted as used. Errors name the tensor: a weight that is no E4M3 matrix, a
 // scale that is missing, of another shape or type, not finite or not positive.

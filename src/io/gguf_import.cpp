@@ -115,6 +115,11 @@ ModelConfig read_config(const GgufFile& file) {
          file.get_int(prefix + "expert_count"));
   }
   config.num_hidden_layers = get_size(file, prefix + "block_count");
+  constexpr int64_t kMostLayers = 10'000;
+  if (config.num_hidden_layers > kMostLayers) {
+    fail(file.path(), "\"{}block_count\" must be at most {}, but is {}", prefix, kMostLayers,
+         config.num_hidden_layers);
+  }
   config.hidden_size = get_size(file, prefix + "embedding_length");
   config.intermediate_size = get_size(file, prefix + "feed_forward_length");
   config.max_position_embeddings = get_size(file, prefix + "context_length");
@@ -135,8 +140,8 @@ ModelConfig read_config(const GgufFile& file) {
   }
   config.rms_norm_eps = file.get_float(prefix + "attention.layer_norm_rms_epsilon");
   config.qk_norm = config.model_type == "qwen3";
-  config.attention_bias = file.find("blk.0.attn_q.bias") != nullptr;
-  config.attention_output_bias = file.find("blk.0.attn_output.bias") != nullptr;
+  config.attention_bias = file.find("blk.0.attn_q.bias") != nullptr || config.model_type == "qwen2";
+  config.attention_output_bias = config.attention_bias && config.model_type != "qwen2";
   config.tie_word_embeddings = file.find("output.weight") == nullptr;
   config.sliding_window.assign(static_cast<size_t>(config.num_hidden_layers),
                                file.get_int(prefix + "attention.sliding_window", 0));
@@ -339,28 +344,27 @@ void import_gguf(const std::string& path, const std::string& folder, const Impor
   fs::path destination = fs::absolute(folder).lexically_normal();
   if (!destination.has_filename()) destination = destination.parent_path();
   const fs::path aside = destination.string() + ".tmp";
-  std::error_code error;
-  const auto check = [&](const char* what) {
-    if (error) fail(folder, "the folder {}: {}; choose another one", what, error.message());
-  };
-  if (fs::exists(destination) &&
-      (!fs::is_directory(destination) || !fs::is_empty(destination, error))) {
-    fail(folder,
-         "the destination must not exist or be an empty folder, but it is neither; remove "
-         "it or choose another one");
-  }
-  if (fs::exists(aside)) {
-    if (!fs::is_directory(aside) || !is_ours(aside)) {
-      fail(aside.string(), "this place is needed while importing, but is taken; remove it");
+  try {
+    if (fs::exists(destination) && (!fs::is_directory(destination) || !fs::is_empty(destination))) {
+      fail(folder,
+           "the destination must not exist or be an empty folder, but it is neither; remove it or "
+           "choose another one");
     }
-    fs::remove_all(aside, error);
+    if (fs::exists(aside)) {
+      if (!fs::is_directory(aside) || !is_ours(aside)) {
+        fail(aside.string(), "this place is needed while importing, but is taken; remove it");
+      }
+      fs::remove_all(aside);
+    }
+    fs::create_directories(aside);
+  } catch (const fs::filesystem_error& error) {
+    fail(folder, "the folder cannot be made: {}; choose another one", error.code().message());
   }
-  fs::create_directories(aside, error);
-  check("cannot be made");
+  std::error_code error;
   try {
     write_folder(file, aside.string(), options);
     fs::rename(aside, destination, error);
-    check("cannot be put in place");
+    if (error) fail(folder, "the folder cannot be put in place: {}", error.message());
   } catch (...) {
     fs::remove_all(aside, error);
     throw;

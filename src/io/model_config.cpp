@@ -219,7 +219,8 @@ ModelConfig read_model_config(const std::string& folder) {
 GenerationConfig read_generation_config(const std::string& folder) {
   const std::string path = join_path(folder, "generation_config.json");
   GenerationConfig config;
-  if (!std::filesystem::exists(path)) return config;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return config;
   const Json json = read_json_file(path);
   const JsonKeys keys(json, path);
   config.eos_token_ids = keys.find_ids("eos_token_id");

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <regex>
 #include <set>
 #include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -30,13 +31,30 @@ std::string join_path(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// PEFT matches a pattern against the end of a path, from the start of one of its parts.
+// PEFT matches a pattern against the end of a path, from the start of one of its parts. The matcher
+// gives up on a pattern that takes too many steps.
 bool matches(const std::string& pattern, const std::string& path) {
-  try {
-    return std::regex_match(path, std::regex("(.*\\.)?(" + pattern + ")"));
-  } catch (const std::regex_error& error) {
-    fail(kConfigFile, "\"{}\" must be a regular expression, but: {}", pattern, error.what());
+  const std::string whole = fmt::format("^(?:.*\\.)?(?:{})$", pattern);
+  const auto bytes = [](const std::string& text) {
+    return reinterpret_cast<PCRE2_SPTR>(text.data());
+  };
+  int status = 0;
+  PCRE2_SIZE offset = 0;
+  pcre2_code* code =
+      pcre2_compile(bytes(whole), whole.size(), PCRE2_UTF, &status, &offset, nullptr);
+  if (code != nullptr) {
+    pcre2_match_data* match = pcre2_match_data_create_from_pattern(code, nullptr);
+    status = pcre2_match(code, bytes(path), path.size(), 0, 0, match, nullptr);
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
   }
+  if (code == nullptr || (status < 0 && status != PCRE2_ERROR_NOMATCH)) {
+    char reason[256] = "";
+    pcre2_get_error_message(status, reinterpret_cast<PCRE2_UCHAR*>(reason), sizeof(reason));
+    fail(kConfigFile, "\"{}\" must be a regular expression for module paths, but: {}", pattern,
+         reason);
+  }
+  return status >= 0;
 }
 
 template <class T>

@@ -214,8 +214,7 @@ std::vector<std::unique_ptr<reward::Reward>> make_rewards(const TrainConfig& con
 
 void fill_weights(ops::Backend& backend, const TrainConfig& config, model::Model& model) {
   if (config.model.init) {
-    model::init_weights(backend, model, static_cast<uint64_t>(config.model.init->seed),
-                        config.model.init->initializer_range);
+    model::init_weights(backend, model, static_cast<uint64_t>(config.model.init->seed));
   } else {
     io::Checkpoint checkpoint(config.model.path);
     model::load_weights(backend, model, checkpoint);

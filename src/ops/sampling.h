@@ -37,9 +37,9 @@ struct LogProbsBackwardArgs {
 // One row's rule. temperature 0 is greedy: the largest logit, of equals the smallest id; its
 // log-probability is that at temperature 1. Otherwise, on p = softmax(logits / temperature) over
 // the known ids: top_k keeps the k largest (0: all), then top_p the smallest set, from the largest
-// down, whose share reaches top_p, then min_p those with p ≥ min_p × the largest. Equal p count by
-// id. The id is drawn with u = unit_float(random): the first, in order of id, whose cumulated kept
-// p exceeds u × (kept sum).
+// down, whose share of what top_k kept reaches top_p, then min_p those with p ≥ min_p × the
+// largest. Equal p count by id. The id is drawn with u = unit_float(random): the first, in order of
+// id, whose cumulated kept p exceeds u × (kept sum).
 struct SampleParams {
   float temperature = 1.0f;
   float top_p = 1.0f;

@@ -55,6 +55,7 @@ Bpe Bpe::from_json(const JsonNode& node) {
 
 void Bpe::read_vocabulary(const JsonNode& node) {
   std::vector<bool> taken;
+  vocabulary_.reserve(node.member_count());
   node.for_each_member([&](const std::string& token, const JsonNode& value) {
     const auto id = static_cast<int32_t>(value.integer(0, kMaxTokens - 1));
     if (taken.size() <= static_cast<size_t>(id)) taken.resize(id + 1);

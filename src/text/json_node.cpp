@@ -13,8 +13,17 @@ struct JsonNode::Document {
   Value root;
 };
 
-JsonNode::JsonNode(std::shared_ptr<const Document> document, const Value* value, std::string name)
-    : document_(std::move(document)), value_(value), name_(std::move(name)) {}
+JsonNode::JsonNode(std::shared_ptr<const Document> document, const Value* value)
+    : document_(std::move(document)), value_(value) {}
+
+JsonNode JsonNode::child(const Value* value, const std::string* key, size_t index) const {
+  JsonNode node(document_, value);
+  node.parent_name_ = name();
+  node.key_ = key;
+  node.index_ = index;
+  node.is_root_ = false;
+  return node;
+}
 
 JsonNode JsonNode::parse(std::string_view text, std::string_view where) {
   auto document = std::make_shared<Document>();
@@ -27,14 +36,14 @@ JsonNode JsonNode::parse(std::string_view text, std::string_view where) {
     fail(where, "valid JSON is required, but: {}", reason);
   }
   const Value* root = &document->root;
-  return JsonNode(std::move(document), root, "");
+  return JsonNode(std::move(document), root);
 }
 
 JsonNode JsonNode::at(std::string_view key) const {
   std::optional<JsonNode> member = find(key);
   if (!member) {
-    fail(where(), "\"{}{}{}\" must be given, but is not there; is the file complete?", name_,
-         name_.empty() ? "" : ".", key);
+    fail(where(), "\"{}{}{}\" must be given, but is not there; is the file complete?", name(),
+         is_root_ ? "" : ".", key);
   }
   return *std::move(member);
 }
@@ -43,8 +52,7 @@ std::optional<JsonNode> JsonNode::find(std::string_view key) const {
   if (!is_object()) fail_must("an object");
   const auto member = value_->find(key);
   if (member == value_->end() || member->is_null()) return std::nullopt;
-  return JsonNode(document_, &*member,
-                  name_.empty() ? std::string(key) : fmt::format("{}.{}", name_, key));
+  return child(&*member, &member.key(), 0);
 }
 
 bool JsonNode::is_string() const { return value_->is_string(); }
@@ -76,30 +84,49 @@ size_t JsonNode::size() const {
   return value_->size();
 }
 
+size_t JsonNode::member_count() const {
+  if (!is_object()) fail_must("an object");
+  return value_->size();
+}
+
 JsonNode JsonNode::element(size_t index) const {
   if (index >= size()) fail_must(fmt::format("a list of more than {} elements", index));
-  return JsonNode(document_, &(*value_)[index], fmt::format("{}[{}]", name_, index));
+  return child(&(*value_)[index], nullptr, index);
 }
 
 void JsonNode::for_each_element(const std::function<void(const JsonNode&)>& visit) const {
-  for (size_t i = 0, count = size(); i < count; ++i) visit(element(i));
+  if (size() == 0) return;
+  JsonNode node = element(0);
+  for (size_t i = 0; i < value_->size(); ++i) {
+    node.value_ = &(*value_)[i];
+    node.index_ = i;
+    visit(node);
+  }
 }
 
 void JsonNode::for_each_member(
     const std::function<void(const std::string&, const JsonNode&)>& visit) const {
   if (!is_object()) fail_must("an object");
+  JsonNode node = child(nullptr, nullptr, 0);
   for (auto member = value_->begin(); member != value_->end(); ++member) {
-    visit(member.key(), JsonNode(document_, &*member, fmt::format("{}.{}", name_, member.key())));
+    node.value_ = &*member;
+    node.key_ = &member.key();
+    visit(member.key(), node);
   }
 }
 
-std::string JsonNode::name() const { return name_; }
+std::string JsonNode::name() const {
+  if (is_root_) return "";
+  if (key_ == nullptr) return fmt::format("{}[{}]", parent_name_, index_);
+  return parent_name_.empty() ? *key_ : fmt::format("{}.{}", parent_name_, *key_);
+}
 const std::string& JsonNode::where() const { return document_->where; }
 
 void JsonNode::fail_must(std::string_view requirement) const {
   std::string given = value_->dump(-1, ' ', false, Value::error_handler_t::replace);
   if (given.size() > 80) given = given.substr(0, 80) + "…";
-  fail(where(), "\"{}\" must be {}, but is {}", name_, requirement, given);
+  fail(where(), "\"{}\" must be {}, but is {}", is_root_ ? "the document" : name(), requirement,
+       given);
 }
 
 }  // namespace octet::text

@@ -32,7 +32,8 @@ class JsonNode {
   int64_t integer(int64_t low, int64_t high) const;  // within [low, high]
   bool boolean() const;
 
-  size_t size() const;  // of an array
+  size_t size() const;          // of an array
+  size_t member_count() const;  // of an object
   JsonNode element(size_t index) const;
   void for_each_element(const std::function<void(const JsonNode&)>& visit) const;
   void for_each_member(
@@ -46,11 +47,17 @@ class JsonNode {
  private:
   struct Document;
   using Value = nlohmann::json;
-  JsonNode(std::shared_ptr<const Document> document, const Value* value, std::string name);
+  JsonNode(std::shared_ptr<const Document> document, const Value* value);
+  // A member (by its key in the document) or an element of this node. The name is put together only
+  // when an error asks for it: there are hundreds of thousands of tokens.
+  JsonNode child(const Value* value, const std::string* key, size_t index) const;
 
   std::shared_ptr<const Document> document_;
   const Value* value_;
-  std::string name_;
+  std::string parent_name_ = {};
+  const std::string* key_ = nullptr;  // null: an element, or the root
+  size_t index_ = 0;
+  bool is_root_ = true;
 };
 
 }  // namespace octet::text

@@ -2,30 +2,55 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
+#include <iterator>
 
 #include <utf8proc.h>
 
 #include "base/error.h"
+#include "text/utf8.h"
 
 namespace octet::text {
 namespace {
 
+// By hand but for the tables: utf8proc_map takes quadratic time on long runs of combining marks.
+// Source: Unicode Standard Annex 15.
 std::string normalize_unicode(std::string_view text, int options) {
-  // Nothing below U+0300 (lead byte 0xCC) changes under NFC.
-  const bool plain = std::all_of(text.begin(), text.end(), [&](char c) {
-    return static_cast<uint8_t>(c) <
-           ((options & UTF8PROC_COMPAT) == 0 && (options & UTF8PROC_COMPOSE) != 0 ? 0xCC : 0x80);
-  });
-  if (plain) return std::string(text);
-  utf8proc_uint8_t* buffer = nullptr;
-  const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                   static_cast<utf8proc_ssize_t>(text.size()), &buffer,
-                                   static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(buffer, std::free);
-  if (length < 0) fail("tokenizer", "the text cannot be normalised: {}", utf8proc_errmsg(length));
-  return std::string(reinterpret_cast<const char*>(buffer), static_cast<size_t>(length));
+  // Nothing below U+0300 (lead byte 0xCC) changes under NFC; ASCII never does.
+  const bool is_nfc = options == UTF8PROC_COMPOSE;
+  if (std::all_of(text.begin(), text.end(),
+                  [&](char c) { return static_cast<uint8_t>(c) < (is_nfc ? 0xCC : 0x80); })) {
+    return std::string(text);
+  }
+  const auto flags = static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE);
+  std::vector<utf8proc_int32_t> points;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint next = code_point_at(text, i);
+    utf8proc_int32_t parts[32];
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(next.value), parts,
+                                               std::size(parts), flags, &boundary);
+    OCTET_ASSERT(count >= 0 && count <= std::ssize(parts));
+    points.insert(points.end(), parts, parts + count);
+    i += next.length;
+  }
+  // Marks that follow one character are put in the order of their classes.
+  const auto mark_class = [](utf8proc_int32_t point) {
+    return utf8proc_get_property(point)->combining_class;
+  };
+  for (auto begin = points.begin(); begin != points.end();) {
+    begin = std::find_if(begin, points.end(), mark_class);
+    const auto end =
+        std::find_if(begin, points.end(), [&](auto point) { return mark_class(point) == 0; });
+    std::stable_sort(begin, end, [&](auto a, auto b) { return mark_class(a) < mark_class(b); });
+    begin = end;
+  }
+  const auto length =
+      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()), flags);
+  std::string result;
+  for (utf8proc_ssize_t i = 0; i < length; ++i) {
+    append_utf8(result, static_cast<char32_t>(points[i]));
+  }
+  return result;
 }
 
 }  // namespace

@@ -329,14 +329,14 @@ void attention_item(const ops::AttentionArgs& args, const AttentionItem& item, f
   const size_t rows = group * static_cast<size_t>(item.num_tokens);
   const int64_t first_head = item.kv_head * static_cast<int64_t>(group);
   const auto element_bytes = static_cast<size_t>(tensor::dtype_bytes(args.q.dtype));
-  float* q = scratch;                     // [rows, padded]
+  float* q = scratch;                     // [rows, padded], as all of these on whole cache lines
   float* out = q + rows * padded;         // [rows, padded]
-  float* maximum = out + rows * padded;   // [rows]
-  float* sum = maximum + rows;            // [rows]
-  float* scores = sum + rows;             // [4, kTile]
+  float* scores = out + rows * padded;    // [4, kTile]
   float* tile = scores + 4 * kTile;       // [kTile, padded]
   float* values = tile + kTile * padded;  // [kTile, padded]
   float* keys = values + kTile * padded;  // [width, kTile]
+  float* maximum = keys + width * kTile;  // [rows]
+  float* sum = maximum + rows;            // [rows]
 
   for (size_t r = 0; r < rows; ++r) {
     const auto token = item.first_token + static_cast<int64_t>(r / group);
@@ -421,19 +421,19 @@ void attention_backward_item(const ops::AttentionBackwardArgs& args, const Atten
   const size_t first_head = static_cast<size_t>(item.kv_head) * group;
   const DType dtype = args.q.dtype;
   const auto element_bytes = static_cast<size_t>(tensor::dtype_bytes(dtype));
-  float* q = scratch;                          // [rows, padded]
-  float* dout = q + max_rows * padded;         // [rows, padded]
-  float* dq = dout + max_rows * padded;        // [rows, padded]
-  float* lse = dq + max_rows * padded;         // [rows]
-  float* delta = lse + max_rows;               // [rows]
-  float* p = delta + max_rows;                 // [rows, kTile]
-  float* ds = p + max_rows * kTile;            // [rows, kTile]
-  float* keys = ds + max_rows * kTile;         // [kTile, padded]
-  float* values = keys + kTile * padded;       // [kTile, padded]
-  float* keys_t = values + kTile * padded;     // [width, kTile]
-  float* values_t = keys_t + kTile * width;    // [width, kTile]
-  float* dk = values_t + kTile * width;        // [length, padded]
-  float* dv = dk + length * padded;  // [length, padded]
+  float* q = scratch;                        // [rows, padded], as all of these on whole cache lines
+  float* dout = q + max_rows * padded;       // [rows, padded]
+  float* dq = dout + max_rows * padded;      // [rows, padded]
+  float* p = dq + max_rows * padded;         // [rows, kTile]
+  float* ds = p + max_rows * kTile;          // [rows, kTile]
+  float* keys = ds + max_rows * kTile;       // [kTile, padded]
+  float* values = keys + kTile * padded;     // [kTile, padded]
+  float* keys_t = values + kTile * padded;   // [width, kTile]
+  float* values_t = keys_t + kTile * width;  // [width, kTile]
+  float* dk = values_t + kTile * width;      // [length, padded]
+  float* dv = dk + length * padded;          // [length, padded]
+  float* lse = dv + length * padded;         // [rows]
+  float* delta = lse + max_rows;             // [rows]
   std::memset(dk, 0, 2 * length * padded * sizeof(float));
 
   const auto element = [&](const TensorView& view, size_t token, size_t head) HWY_ATTR {

@@ -134,7 +134,7 @@ struct E4M3 {
   static constexpr uint32_t kBiasDifference = (127 - 7) << 3;
   static constexpr float kSmallestNormal = 0x1p-6f;
   static constexpr float kAligner = 0x1p14f;
-  static constexpr float kLargest = 448.0f;
+  static constexpr float kLargest = tensor::kMaxE4M3;
   static constexpr uint32_t kLargestCode = 0x7E;
 };
 struct E5M2 {
@@ -142,7 +142,7 @@ struct E5M2 {
   static constexpr uint32_t kBiasDifference = (127 - 15) << 2;
   static constexpr float kSmallestNormal = 0x1p-14f;
   static constexpr float kAligner = 0x1p7f;
-  static constexpr float kLargest = 57344.0f;
+  static constexpr float kLargest = tensor::kMaxE5M2;
   static constexpr uint32_t kLargestCode = 0x7B;
 };
 

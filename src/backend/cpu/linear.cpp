@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "backend/cpu/linear_blocks.h"
-#include "backend/cpu/linear_checks.h"
+#include "backend/cpu/matrix_checks.h"
 #include "backend/cpu/ops.h"
 #include "base/error.h"
 
@@ -26,7 +26,7 @@ void check(const ops::LinearArgs& args, int64_t tokens, int64_t columns) {
   if (!args.xq.empty()) {
     check_codes("linear", "xq", args.xq);
     if (args.xq.rows() != tokens || args.xq.columns() != columns) {
-      fail("linear", "x and xq must have one shape, but have {} and {}", args.x.shape.to_string(),
+      fail("linear", "xq must be [{}, {}] as x is, but is {}", tokens, columns,
            args.xq.codes.shape.to_string());
     }
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "backend/cpu/linear_blocks.h"
-#include "backend/cpu/linear_checks.h"
+#include "backend/cpu/matrix_checks.h"
 #include "backend/cpu/ops.h"
 #include "base/error.h"
 

@@ -13,7 +13,7 @@ void convert(Context& context, const tensor::TensorView& from, const tensor::Ten
 void quantize(Context& context, const ops::QuantizeArgs& args);
 void dequantize(Context& context, const ops::DequantizeArgs& args);
 
-// linear.cpp
+// linear.cpp, linear_input_grad.cpp, linear_weight_grad.cpp
 void linear(Context& context, const ops::LinearArgs& args);
 void linear_input_grad(Context& context, const ops::LinearInputGradArgs& args);
 void linear_weight_grad(Context& context, const ops::LinearWeightGradArgs& args);

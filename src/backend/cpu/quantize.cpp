@@ -1,7 +1,9 @@
+#include <algorithm>
+
 #include "backend/cpu/codec_kernels.h"
+#include "backend/cpu/matrix_checks.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/quantize_rows.h"
-#include "base/error.h"
 
 namespace octet::cpu {
 namespace {
@@ -9,29 +11,6 @@ namespace {
 using tensor::DType;
 using tensor::Granularity;
 using tensor::kScaleBlock;
-using tensor::TensorView;
-
-void check_quantized(std::string_view op, const tensor::QuantizedView& q) {
-  if (q.codes.shape.rank() != 2 ||
-      (q.codes.dtype != DType::kE4M3 && q.codes.dtype != DType::kE5M2)) {
-    fail(op, "codes must be a matrix of F8_E4M3 or F8_E5M2, but are {} {}",
-         tensor::dtype_name(q.codes.dtype), q.codes.shape.to_string());
-  }
-  const tensor::Shape expected = tensor::scale_shape(q.granularity, q.rows(), q.columns());
-  if (q.scales.dtype != DType::kF32 || !(q.scales.shape == expected) || !q.scales.contiguous()) {
-    fail(op, "scales of granularity {} must be contiguous F32 {}, but are {} {}",
-         tensor::granularity_name(q.granularity), expected.to_string(),
-         tensor::dtype_name(q.scales.dtype), q.scales.shape.to_string());
-  }
-}
-
-void check_values(std::string_view op, std::string_view what, const TensorView& x,
-                  const tensor::Shape& shape) {
-  if ((x.dtype != DType::kF32 && x.dtype != DType::kBF16) || !(x.shape == shape)) {
-    fail(op, "{} must be F32 or BF16 {}, but is {} {}", what, shape.to_string(),
-         tensor::dtype_name(x.dtype), x.shape.to_string());
-  }
-}
 
 // One call: reads rows as the quantiser sees them and works on groups of them.
 class Quantizer {
@@ -141,13 +120,11 @@ class Quantizer {
 }  // namespace
 
 void quantize(Context& context, const ops::QuantizeArgs& args) {
-  check_quantized("quantize", args.out);
-  check_values("quantize", "x", args.x, args.out.codes.shape);
-  const int64_t columns = args.x.shape[1];
-  if (!args.column_scale.empty() &&
-      (args.column_scale.dtype != DType::kF32 || args.column_scale.num_elements() != columns)) {
-    fail("quantize", "column_scale must be F32 [{}], but is {} {}", columns,
-         tensor::dtype_name(args.column_scale.dtype), args.column_scale.shape.to_string());
+  check_codes("quantize", "out", args.out);
+  const int64_t columns = args.out.columns();
+  check_matrix("quantize", "x", args.x, args.out.rows(), columns);
+  if (!args.column_scale.empty()) {
+    check_vector("quantize", "column_scale", args.column_scale, columns);
   }
   Quantizer quantizer(context, args);
   switch (args.out.granularity) {
@@ -163,8 +140,8 @@ void quantize(Context& context, const ops::QuantizeArgs& args) {
 }
 
 void dequantize(Context& context, const ops::DequantizeArgs& args) {
-  check_quantized("dequantize", args.x);
-  check_values("dequantize", "out", args.out, args.x.codes.shape);
+  check_codes("dequantize", "x", args.x);
+  check_matrix("dequantize", "out", args.out, args.x.rows(), args.x.columns());
   const CodecKernels& codec = codec_kernels(context.isa);
   const int64_t columns = args.x.columns();
   const auto range = [&](int64_t first, int64_t last, int thread) {

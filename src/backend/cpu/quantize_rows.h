@@ -8,6 +8,7 @@
 
 #include "backend/cpu/codec_kernels.h"
 #include "backend/cpu/context.h"
+#include "tensor/codec.h"
 #include "tensor/tensor.h"
 
 namespace octet::cpu {
@@ -15,7 +16,7 @@ namespace octet::cpu {
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 inline float largest_finite(tensor::DType format) {
-  return format == tensor::DType::kE4M3 ? 448.0f : 57344.0f;
+  return format == tensor::DType::kE4M3 ? tensor::kMaxE4M3 : tensor::kMaxE5M2;
 }
 
 // The scale of a group whose largest finite magnitude is `amax` (src/ops/quantize.h).

@@ -40,9 +40,9 @@ namespace HWY_NAMESPACE {
 // The one function behind every log-probability. F32 within a block of ids, F64 across blocks, in
 // order of id. `weights` [n], where not null, receives e.
 RowStats row_stats(const float* logits, size_t n, float temperature, float* weights) {
-  constexpr size_t kBlock = 4096;
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
+  const size_t block = 128 * lanes;
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   auto max0 = lowest, max1 = lowest;
   size_t i = 0;
@@ -59,8 +59,8 @@ RowStats row_stats(const float* logits, size_t n, float temperature, float* weig
 
   const auto divisor = hn::Set(d, temperature);
   const auto maximum = hn::Set(d, stats.maximum);
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const size_t end = begin + kBlock < n ? begin + kBlock : n;
+  for (size_t begin = 0; begin < n; begin += block) {
+    const size_t end = begin + block < n ? begin + block : n;
     auto sum = hn::Zero(d), weighted = hn::Zero(d);
     for (i = begin; i < end; i += lanes) {
       const size_t left = end - i;
@@ -105,14 +105,15 @@ void gradient_row_any(tensor::DType dtype, const float* logits, size_t n, const 
   }
 }
 
-// Σ of the weights that are at least `least`; smaller ones become 0.
-double keep_from(float* weights, size_t n, float least) {
+// Σ of the weights above `least`, or with `inclusive` at least that; the others become 0.
+double keep_above(float* weights, size_t n, float least, bool inclusive) {
   const FloatTag d;
   auto sum = hn::Zero(d);
   const auto bound = hn::Set(d, least);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
     const auto w = load(d, weights + i, n - i);
-    const auto kept = hn::IfThenElseZero(hn::Ge(w, bound), w);
+    const auto mask = inclusive ? hn::Ge(w, bound) : hn::Gt(w, bound);
+    const auto kept = hn::IfThenElseZero(mask, w);
     sum = hn::Add(sum, kept);
     store(d, kept, weights + i, n - i);
   }
@@ -173,24 +174,82 @@ bool comes_first(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
 }
 
+// Kept are the weights above `weight`, and those equal to it up to id `id`.
+using Cut = Candidate;
+
+// The last of what top_k and top_p keep, in the order of comes_first. `sum` is that of all weights,
+// `all` has room for n.
+Cut last_kept(const float* weights, int64_t n, double sum, const ops::SampleParams& params,
+              Candidate* all) {
+  const bool by_count = params.top_k > 0 && params.top_k < n;
+  // Most ids are out at first sight. Of groups of ids at least top_k have a weight at least as
+  // large as the top_k-th largest of the groups' maxima; and what together weighs less than 1 −
+  // top_p of the sum cannot be in the smallest set.
+  float least = 0;
+  const int64_t group = by_count ? n / (4 * int64_t{params.top_k}) : 0;
+  if (!by_count) {
+    least = static_cast<float>(0.5 * (1 - double{params.top_p}) * sum / static_cast<double>(n));
+  } else if (group > 1) {
+    const int64_t num_groups = n / group;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      all[g] = {*std::max_element(weights + g * group, weights + (g + 1) * group), 0};
+    }
+    std::nth_element(all, all + params.top_k - 1, all + num_groups, comes_first);
+    least = all[params.top_k - 1].weight;
+  }
+  int64_t count = 0;
+  for (int64_t v = 0; v < n; ++v) {
+    all[count] = {weights[v], static_cast<int32_t>(v)};
+    count += weights[v] >= least ? 1 : 0;
+  }
+  if (by_count) {
+    std::nth_element(all, all + params.top_k - 1, all + count, comes_first);
+    count = params.top_k;
+    if (params.top_p >= 1) return all[count - 1];
+    sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += all[i].weight;
+  }
+  // Halve [begin, end), which holds the last kept: `before` weighs less than the share, together
+  // with [begin, end) it reaches it.
+  const double share = params.top_p * sum;
+  int64_t begin = 0, end = count;
+  double before = 0;
+  while (end - begin > 1) {
+    const int64_t middle = begin + (end - begin) / 2;
+    std::nth_element(all + begin, all + middle, all + end, comes_first);
+    double half = before;
+    for (int64_t i = begin; i < middle; ++i) half += all[i].weight;
+    if (half >= share) {
+      end = middle;
+    } else {
+      before = half;
+      begin = middle;
+    }
+  }
+  return all[begin];
+}
+
 struct Draw {
   int32_t id;
   double kept_sum;
 };
 
-// The draw over weights that keep their place: no top_k, no top_p. Sums of blocks first, then
-// within the block that holds the target.
-Draw draw_dense(Isa isa, float* weights, int64_t n, const ops::SampleParams& params,
-                double* block_sums) {
+// Sums of blocks first, then within the block that holds the target. What is not kept becomes 0.
+Draw draw_kept(Isa isa, float* weights, int64_t n, const Cut& cut, uint32_t random,
+               double* block_sums) {
   constexpr int64_t kBlock = 512;
-  const auto keep_from = OCTET_CPU_KERNEL(isa, keep_from);
+  const auto keep_above = OCTET_CPU_KERNEL(isa, keep_above);
+  const int64_t last_equal = cut.id;
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const auto count = static_cast<size_t>(std::min(kBlock, n - begin));
-    block_sums[begin / kBlock] = keep_from(weights + begin, count, params.min_p);
-    total += block_sums[begin / kBlock];
+    const int64_t end = std::min(n, begin + kBlock);
+    const int64_t split = std::clamp(last_equal + 1, begin, end);
+    double& sum = block_sums[begin / kBlock];
+    sum = keep_above(weights + begin, static_cast<size_t>(split - begin), cut.weight, true) +
+          keep_above(weights + split, static_cast<size_t>(end - split), cut.weight, false);
+    total += sum;
   }
-  const double target = unit_float(params.random) * total;
+  const double target = unit_float(random) * total;
   double before = 0;
   int64_t block = 0;
   while ((block + 1) * kBlock < n && before + block_sums[block] <= target) {
@@ -205,50 +264,6 @@ Draw draw_dense(Isa isa, float* weights, int64_t n, const ops::SampleParams& par
     if (before > target) break;
   }
   return {static_cast<int32_t>(id), total};
-}
-
-// The draw over the kept few, with top_k or top_p.
-Draw draw_sorted(const float* weights, int64_t n, double sum, const ops::SampleParams& params,
-                 Candidate* kept) {
-  const bool by_count = params.top_k > 0 && params.top_k < n;
-  // What together weighs less than 1 − top_p of the sum cannot be in the smallest set.
-  const double least =
-      by_count ? 0 : std::max(0.0, 0.5 * (1 - double{params.top_p}) * sum / static_cast<double>(n));
-  int64_t count = 0;
-  for (int64_t v = 0; v < n; ++v) {
-    if (weights[v] >= least) kept[count++] = {weights[v], static_cast<int32_t>(v)};
-  }
-  if (by_count && params.top_k < count) {
-    std::nth_element(kept, kept + params.top_k, kept + count, comes_first);
-    count = params.top_k;
-    sum = 0;
-  }
-  if (params.top_p < 1 || params.min_p > 0) std::sort(kept, kept + count, comes_first);
-  if (params.top_p < 1) {
-    if (by_count) {
-      for (int64_t i = 0; i < count; ++i) sum += kept[i].weight;
-    }
-    double share = 0;
-    int64_t reached = 0;
-    while (reached < count) {
-      share += kept[reached++].weight;
-      if (share >= params.top_p * sum) break;
-    }
-    count = reached;
-  }
-  while (count > 1 && !(kept[count - 1].weight >= params.min_p)) --count;
-  std::sort(kept, kept + count, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  double total = 0;
-  for (int64_t i = 0; i < count; ++i) total += kept[i].weight;
-  const double target = unit_float(params.random) * total;
-  double before = 0;
-  int64_t at = 0;
-  while (at + 1 < count) {
-    before += kept[at].weight;
-    if (before > target) break;
-    ++at;
-  }
-  return {kept[at].id, total};
 }
 
 }  // namespace
@@ -383,13 +398,16 @@ void sample(Context& context, const ops::SampleArgs& args) {
       const RowStats stats =
           row_stats(logits, static_cast<size_t>(n), temperature, greedy ? nullptr : weights);
       Draw draw{0, 0};
+      Cut cut{params.min_p, static_cast<int32_t>(n - 1)};
       const bool filtered = params.top_p < 1 || (params.top_k > 0 && params.top_k < n);
       if (greedy || !std::isfinite(stats.sum)) {
         draw = {largest_id(logits, n), 1};
-      } else if (filtered) {
-        draw = draw_sorted(weights, n, stats.sum, params, candidates);
       } else {
-        draw = draw_dense(context.isa, weights, n, params, block_sums);
+        if (filtered) {
+          const Cut last = last_kept(weights, n, stats.sum, params, candidates);
+          if (last.weight >= cut.weight) cut = last;
+        }
+        draw = draw_kept(context.isa, weights, n, cut, params.random, block_sums);
       }
       const float logit = logits[draw.id];
       const float log_prob = log_prob_of(stats, logit, temperature);

@@ -41,7 +41,8 @@ Value get_attribute(const Value& object, std::string_view name);
 // Texts as Python's methods make them.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
-std::string strip(std::string_view text, const Value& characters, bool left, bool right);
+// A part of `text`, without the characters (none: white space) at its ends.
+std::string_view strip(std::string_view text, const Value& characters, bool left, bool right);
 std::string replace(std::string_view text, std::string_view from, std::string_view to,
                     int64_t count);
 std::string title(std::string_view text);

@@ -11,8 +11,9 @@ namespace {
 
 using Filter = Value (*)(const Value& input, const Arguments& arguments);
 
-// "a.b.0" of an item, as map(attribute=…) and its kin take it.
-Value attribute_path(Value item, const Value& path) {
+// "a.b.0" of an item, as map(attribute=…) and its kin take it; what is undefined on the way is
+// `fallback` where there is one.
+Value attribute_path(Value item, const Value& path, const Value* fallback = nullptr) {
   if (path.get<int64_t>()) return get_item(item, path);
   std::string_view rest = path.text("an attribute");
   while (true) {
@@ -21,6 +22,7 @@ Value attribute_path(Value item, const Value& path) {
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), index);
     const bool is_index = parsed.ec == std::errc() && parsed.ptr == name.data() + name.size();
     item = is_index ? get_item(item, index) : get_attribute(item, name);
+    if (item.is_undefined() && fallback != nullptr) item = *fallback;
     if (name.size() == rest.size()) return item;
     rest.remove_prefix(name.size() + 1);
   }
@@ -86,9 +88,7 @@ Value map(const Value& input, const Arguments& arguments) {
                                     arguments.without_first(1)));
       continue;
     }
-    Value value = attribute_path(item, *attribute);
-    const Value* other = arguments.find(1, "default");
-    result.push_back(value.is_undefined() && other != nullptr ? *other : std::move(value));
+    result.push_back(attribute_path(item, *attribute, arguments.find(1, "default")));
   }
   return list_of(std::move(result));
 }
@@ -204,7 +204,7 @@ Value to_integer(const Value& input, const Arguments& arguments) {
   }
   if (input.is_number()) return input.integer("int");
   if (!input.string()) return other;
-  std::string text = strip(*input.string(), None{}, true, true);
+  std::string text(strip(*input.string(), None{}, true, true));
   if (text.starts_with('+')) text.erase(0, 1);
   const char* end = text.data() + text.size();
   int64_t whole = 0;
@@ -219,7 +219,7 @@ Value to_integer(const Value& input, const Arguments& arguments) {
 Value to_float(const Value& input, const Arguments& arguments) {
   arguments.check("float", {"default"});
   if (input.is_number()) return input.number();
-  std::string text = input.string() ? strip(*input.string(), None{}, true, true) : "";
+  std::string text(input.string() ? strip(*input.string(), None{}, true, true) : "");
   if (text.starts_with('+')) text.erase(0, 1);
   double number = 0;
   const char* end = text.data() + text.size();

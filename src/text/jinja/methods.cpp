@@ -37,32 +37,26 @@ Value affix_method(const Value& object, const Arguments& arguments) {
 std::vector<Value> split_at_spaces(std::string_view text, int64_t limit, bool from_right) {
   std::vector<Value> parts;
   while (true) {
-    const std::string rest = strip(text, None{}, !from_right, from_right);
-    if (rest.empty()) break;
-    const size_t offset = from_right ? 0 : text.size() - rest.size();
-    text = from_right ? text.substr(0, rest.size()) : text.substr(offset);
-    size_t begin = 0, end = text.size();
+    text = strip(text, None{}, !from_right, from_right);
+    if (text.empty()) return parts;
+    if (parts.size() >= kMaxItems) value_error("split gave more than {} parts", kMaxItems);
     if (std::ssize(parts) == limit) {
-      const std::string last = strip(text, None{}, from_right, !from_right);
-      parts.emplace_back(last);
-      break;
+      parts.emplace_back(text);
+      return parts;
     }
+    size_t at = from_right ? text.size() : 0;  // walks over one word
     if (from_right) {
-      for (size_t i = text.size(); i > 0;) {
-        const CodePoint last = code_point_before(text, i);
-        if (is_space(last.value)) break;
-        i -= last.length;
-        begin = i;
+      while (at > 0 && !is_space(code_point_before(text, at).value)) {
+        at -= code_point_before(text, at).length;
       }
     } else {
-      for (end = 0; end < text.size() && !is_space(code_point_at(text, end).value);) {
-        end += code_point_at(text, end).length;
+      while (at < text.size() && !is_space(code_point_at(text, at).value)) {
+        at += code_point_at(text, at).length;
       }
     }
-    parts.emplace_back(text.substr(begin, end - begin));
-    text = from_right ? text.substr(0, begin) : text.substr(end);
+    parts.emplace_back(from_right ? text.substr(at) : text.substr(0, at));
+    text = from_right ? text.substr(0, at) : text.substr(at);
   }
-  return parts;
 }
 
 template <bool kFromRight>

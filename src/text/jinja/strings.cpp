@@ -48,7 +48,7 @@ std::string title(std::string_view text) {
   });
 }
 
-std::string strip(std::string_view text, const Value& characters, bool left, bool right) {
+std::string_view strip(std::string_view text, const Value& characters, bool left, bool right) {
   std::u32string set;
   const bool spaces = characters.is_none();
   if (!spaces) {
@@ -72,7 +72,7 @@ std::string strip(std::string_view text, const Value& characters, bool left, boo
     if (!is_stripped(last.value)) break;
     end -= last.length;
   }
-  return std::string(text.substr(begin, end - begin));
+  return text.substr(begin, end - begin);
 }
 
 std::string replace(std::string_view text, std::string_view from, std::string_view to,

@@ -29,7 +29,7 @@ template <class... Args>
 // What a rendering may still do, in bytes made or looked at. A template comes from outside: it must
 // not be able to take the machine's time or memory.
 struct Budget {
-  int64_t left = int64_t{1} << 32;
+  int64_t left = int64_t{1} << 30;
   void charge(int64_t cost) {
     if ((left -= cost) < 0) value_error("the template does too much work");
   }

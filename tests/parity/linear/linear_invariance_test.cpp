@@ -39,16 +39,16 @@ TEST(LinearInvariance, ForwardRows) {
   for (const cpu::Isa isa : cpu_isas()) {
     const auto backend = cpu::make_cpu_backend({.num_threads = 1, .isa = isa});
     for (const WeightFormat format : kWeightFormats) {
-      for (const int64_t inputs : {77, 700, 1300}) {
+      for (const int64_t inputs : {77, 1300}) {
         SCOPED_TRACE(fmt::format("{} {} K={}", backend->name(), format_name(format), inputs));
         std::mt19937 random(41);
         const DType dtype = format == WeightFormat::kBf16 ? DType::kBF16 : DType::kF32;
-        OwnedWeight a(*backend, format, normal_matrix(dtype, 37, inputs, random));
-        OwnedWeight b(*backend, format, normal_matrix(dtype, 150, inputs, random));
+        OwnedWeight a(*backend, format, normal_matrix(dtype, 7, inputs, random));
+        OwnedWeight b(*backend, format, normal_matrix(dtype, 50, inputs, random));
         const ops::Weight weights[] = {a.weight(), b.weight()};
         Matrix x = normal_matrix(DType::kBF16, kTokens, inputs, random);
         Codes xq(*backend, x.view(), activation_granularity(format));
-        Matrix y = normal_matrix(DType::kBF16, kTokens, 187, random);
+        Matrix y = normal_matrix(DType::kBF16, kTokens, 57, random);
         expect_rows_alike(
             isa, y, [&](ops::Backend& runner, const TensorView& out, int64_t begin, int64_t count) {
               ops::LinearArgs args{

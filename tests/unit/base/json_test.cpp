@@ -22,6 +22,8 @@ TEST(ParseJson, NamesThePlaceOfAnError) {
     EXPECT_NE(std::string(error.what()).find("line 2"), std::string::npos) << error.what();
   }
   EXPECT_THROW(parse_json(R"({"a":1,"a":2})", "x"), Error);
+  EXPECT_THROW(parse_json(std::string(100000, '['), "x"), Error);
+  EXPECT_NO_THROW(parse_json(std::string(400, '[') + std::string(400, ']'), "x"));
   EXPECT_NO_THROW(parse_json(R"([{"a":1},{"a":2,"b":{"a":3}}])", "x"));
 }
 

@@ -121,6 +121,7 @@ TEST_F(Fp8LinearTest, ReadsEveryKindOfScale) {
   Checkpoint block = open({{"m.weight_scale_inv", TensorView(bf16, DType::kBF16, {2, 2})}});
   EXPECT_TRUE(is_fp8_linear(block, "m"));
   EXPECT_FALSE(is_fp8_linear(block, "n"));
+  EXPECT_EQ(block.unused().size(), 2u);
   const Fp8Linear linear = read_fp8_linear(block, "m");
   EXPECT_EQ(linear.granularity, Granularity::kBlock);
   EXPECT_EQ(linear.scales, (std::vector<float>{1, 2, 3, 4}));

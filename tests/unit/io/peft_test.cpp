@@ -51,15 +51,20 @@ TEST(Peft, ScalesFollowThePatterns) {
   LoraConfig config;
   config.r = 4;
   config.lora_alpha = 8;
-  config.rank_pattern = {{"q_proj", 16}, {"layers\\.1\\..*v_proj", 2}};
+  config.rank_pattern = {{"q_proj", 16}, {"layers\\.1\\d?\\.self.*v_proj", 2}};
   config.alpha_pattern = {{"model.layers.0.self_attn.q_proj", 4.0}};
   EXPECT_EQ(lora_rank(config, "model.layers.0.self_attn.k_proj"), 4);
   EXPECT_EQ(lora_rank(config, "model.layers.0.self_attn.q_proj"), 16);
   EXPECT_EQ(lora_rank(config, "model.layers.0.self_attn.xq_proj"), 4);
   EXPECT_EQ(lora_rank(config, "model.layers.1.self_attn.v_proj"), 2);
-  EXPECT_EQ(lora_rank(config, "model.layers.11.self_attn.v_proj"), 4);
+  EXPECT_EQ(lora_rank(config, "model.layers.11.self_attn.v_proj"), 2);
+  EXPECT_EQ(lora_rank(config, "model.layers.21.self_attn.v_proj"), 4);
   EXPECT_EQ(lora_scale(config, "model.layers.0.self_attn.q_proj"), 0.25);
   EXPECT_EQ(lora_scale(config, "model.layers.1.self_attn.q_proj"), 0.5);
+  config.rank_pattern = {{"(a+)+[bc]", 2}};
+  const std::string path(200, 'a');
+  expect_contains(error_of([&] { lora_rank(config, path); }), "match limit");
+  config.rank_pattern.clear();
   config.use_rslora = true;
   EXPECT_EQ(lora_scale(config, "model.layers.0.self_attn.k_proj"), 4.0);
 }

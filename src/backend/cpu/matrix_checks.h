@@ -1,4 +1,4 @@
-// What the linear products ask of their operands; each throws Error naming the op.
+// What quantisation and the linear products ask of their operands; each throws Error naming the op.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-#include "backend/cpu/linear_checks.h"
+#include "backend/cpu/matrix_checks.h"
 
 #include "base/error.h"
 
