@@ -233,6 +233,14 @@ TEST(BadGguf, ATypeThatIsNotRead) {
   builder.add_strings("tokenizer.ggml.merges", {});
   builder.add_u32("tokenizer.ggml.bos_token_id", 1);
   builder.add_u32("tokenizer.ggml.eos_token_id", 1);
+  for (const char* norm : {"output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"}) {
+    builder.add_f32_tensor(std::string(norm) + ".weight", {32}, std::vector<float>(32, 1.0f));
+  }
+  for (const char* matrix :
+       {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"}) {
+    builder.add_f32_tensor(std::string("blk.0.") + matrix + ".weight", {32, 32},
+                           std::vector<float>(1024, 1.0f));
+  }
   constexpr uint32_t kIq2Xxs = 16;
   builder.add_tensor("token_embd.weight", {32, 2}, kIq2Xxs, std::string(1024, '\x11'));
   const TemporaryFolder folder;
