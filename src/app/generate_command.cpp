@@ -147,9 +147,16 @@ int run_generate(const GenerateArguments& arguments) {
         .stop_ids = session.text().stop_ids,
         .stop = arguments.stop,
         .ignore_eos = arguments.ignore_eos};
-    engine.run(requests, sampling, {}, [&](const Completion& completion) {
-      answers.add(lines[static_cast<size_t>(completion.prompt)], completion);
-    });
+    observe::Progress progress = progress_bar(
+        "generate", static_cast<int64_t>(requests.size()) * arguments.num_samples, "completion");
+    engine.run(
+        requests, sampling,
+        [&](int64_t num_finished, int64_t num_tokens) {
+          progress.update(num_finished, fmt::format("{} tokens", num_tokens));
+        },
+        [&](const Completion& completion) {
+          answers.add(lines[static_cast<size_t>(completion.prompt)], completion);
+        });
   }
   return requests.size() == prompts.size() ? 0 : 1;
 }

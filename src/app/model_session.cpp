@@ -42,6 +42,11 @@ model::Precision choose_precision(const ModelArguments& arguments, const io::Mod
   precision.float32 = is_float32(arguments);
   if (!precision.float32) precision = loop::checkpoint_precision(config, precision);
   if (!arguments.flow.empty()) precision.flow = model::parse_flow(arguments.flow);
+  if (precision.fp8() && config.quantization && config.quantization->static_activations) {
+    fail(arguments.model,
+         "the checkpoint's static activation scales are not read; --flow bf16 "
+         "dequantises its weights");
+  }
   if (arguments.load_in_fp8.empty()) return precision;
   precision.scales = model::parse_weight_scales(arguments.load_in_fp8);
   if (!precision.fp8()) {

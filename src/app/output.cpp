@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -42,6 +44,23 @@ std::string report_line_error(std::string_view message, bool json) {
   if (json) return "{\"error\":" + json_string(message) + "}";
   log_warning("{}", message);
   return "";
+}
+
+observe::Progress progress_bar(std::string label, int64_t total, std::string unit) {
+  const bool shown = observe::stderr_is_terminal() && isatty(STDOUT_FILENO) == 0;
+  observe::ProgressOptions options;
+  options.label = std::move(label);
+  options.total = total;
+  options.unit = std::move(unit);
+  options.terminal = shown;
+  options.unicode = observe::locale_is_utf8();
+  options.columns = observe::stderr_columns();
+  options.write = [shown](std::string_view text) {
+    if (!shown) return;
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  };
+  return observe::Progress(std::move(options));
 }
 
 }  // namespace octet::app

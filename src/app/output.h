@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "observe/progress.h"
+
 namespace octet::app {
 
 void print(std::string_view text);       // and flushes
@@ -20,5 +22,8 @@ std::string json_numbers(std::span<const float> values);
 // What stands in the place of a line that cannot be served: {"error":"…"}, or "" and a message on
 // standard error.
 std::string report_line_error(std::string_view message, bool json);
+
+// A bar on standard error where that is a terminal and the results go elsewhere; else it is silent.
+observe::Progress progress_bar(std::string label, int64_t total, std::string unit);
 
 }  // namespace octet::app

@@ -62,6 +62,7 @@ int run_score(const ScoreArguments& arguments) {
   }
 
   int exit_code = 0;
+  observe::Progress progress = progress_bar("score", static_cast<int64_t>(prompts.size()), "line");
   const auto batch_size = static_cast<size_t>(arguments.model.batch_size);
   for (size_t begin = 0; begin < prompts.size(); begin += batch_size) {
     throw_if_interrupted();
@@ -84,6 +85,7 @@ int run_score(const ScoreArguments& arguments) {
                                         : table(prompt, scores[i - begin], session.text()));
       }
     }
+    progress.update(static_cast<int64_t>(end));
   }
   if (!arguments.gradients.empty()) {
     if (longest == 0) fail("--gradients", "no line of the input could be served");

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "io/safetensors.h"
+#include "support/cpu_isas.h"
 #include "system/program.h"
 
 namespace octet::test {
@@ -117,6 +118,15 @@ TEST(Golden, Qwen3) {
   const std::string model = kGolden + "models/qwen3-tiny";
   check_scores({"--model", model}, model + "/golden.safetensors");
   check_greedy(model, model + "/golden.safetensors");
+}
+
+TEST(Golden, Qwen3OnOtherInstructionSets) {
+  const std::string model = kGolden + "models/qwen3-tiny";
+  for (const cpu::Isa isa : cpu_isas()) {
+    const std::string name(cpu::isa_name(isa));
+    SCOPED_TRACE(name);
+    check_scores({"--model", model, "--cpu-isa", name}, model + "/golden.safetensors");
+  }
 }
 
 TEST(Golden, PeftAdapter) {
