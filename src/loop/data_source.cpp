@@ -75,6 +75,12 @@ std::vector<int32_t> DataSource::encode(const std::string& text) const {
   return text_side_.tokenizer->encode(text);
 }
 
+void DataSource::add_end_token(std::vector<int32_t>& ids) const {
+  if (!text_side_.stop_ids.empty()) {
+    ids.push_back(text_side_.tokenizer->eos_id().value_or(text_side_.stop_ids[0]));
+  }
+}
+
 void DataSource::read_files() {
   const DataSection& data = config_.data;
   const io::Dataset train = io::read_jsonl(data.train);
@@ -184,9 +190,7 @@ std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
   const auto prompt_length = static_cast<int64_t>(result.ids.size());
   const std::vector<int32_t> tail = encode(completion);
   result.ids.insert(result.ids.end(), tail.begin(), tail.end());
-  if (const auto eos = text_side_.tokenizer->eos_id(); eos && !row.contains("messages")) {
-    result.ids.push_back(*eos);
-  }
+  if (!row.contains("messages")) add_end_token(result.ids);
   result.first_target =
       config_.algorithm.completion_only_loss ? std::max<int64_t>(1, prompt_length) : 1;
   const auto length = static_cast<int64_t>(result.ids.size());
@@ -226,7 +230,7 @@ DemonstrationRow DataSource::demonstration(int64_t step, int64_t index) {
   result.first_target = static_cast<int64_t>(result.ids.size());
   const std::vector<int32_t> tail = encode(answer);
   result.ids.insert(result.ids.end(), tail.begin(), tail.end());
-  result.ids.push_back(*text_side_.tokenizer->eos_id());
+  add_end_token(result.ids);
   return result;
 }
 

@@ -53,6 +53,7 @@ class DataSource {
   std::optional<PromptRow> prompt_row(const Json& row, const std::string& where) const;
   std::optional<DemonstrationRow> demonstration_row(const Json& row, const std::string& where) const;
   std::vector<int32_t> encode(const std::string& text) const;
+  void add_end_token(std::vector<int32_t>& ids) const;
 
   const TrainConfig& config_;
   const TextSide& text_side_;

@@ -9,6 +9,7 @@
 #include "backend/cpu/attention_kernels-inl.h"
 #include "backend/cpu/op_util.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/quantize_rows.h"
 
 #if HWY_ONCE
 namespace octet::cpu {
@@ -95,6 +96,31 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
   }
 }
 
+// All heads of one token of k or v into a slot; E4M3 by the one quantiser, a scale per head.
+void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
+                  const TensorView& cache, const TensorView& scales, int64_t slot,
+                  ops::QuantizeCounters& counters) {
+  const int64_t page = slot / cache.shape[1], offset = slot % cache.shape[1];
+  const int64_t num_heads = cache.shape[2], width = cache.shape[3];
+  float values[kMaxHeadWidth];
+  for (int64_t g = 0; g < num_heads; ++g) {
+    const int64_t head = offset * num_heads + g;
+    const int64_t at = page * cache.row_stride + head * width;
+    if (cache.dtype == DType::kF32) {
+      load_row(codec, x, token, g * width, width, cache.as<float>() + at);
+    } else if (cache.dtype == DType::kBF16) {
+      load_row(codec, x, token, g * width, width, values);
+      codec.f32_to_bf16(values, width, cache.as<uint16_t>() + at);
+    } else {
+      load_row_as_bf16(codec, x, token, g * width, width, values);
+      const float scale =
+          scale_of(codec.largest(values, width), cache.dtype, tensor::ScaleFormat::kF32);
+      codec.encode(values, width, scale, cache.dtype, cache.as<uint8_t>() + at, counters);
+      scales.row<float>(page)[head] = scale;
+    }
+  }
+}
+
 }  // namespace
 
 void kv_append(Context& context, const ops::KvAppendArgs& args) {
@@ -114,14 +140,16 @@ void kv_append(Context& context, const ops::KvAppendArgs& args) {
       fail(kOp, "slot {} of token {} is not in [-1, {})", slot, t, num_slots);
     }
   }
-  const auto append_token = OCTET_CPU_KERNEL(context.isa, append_token);
+  const CodecKernels& codec = codec_kernels(context.isa);
   parallel(context, num_tokens, 4 * args.k.row_elements(), [&](int64_t begin, int64_t end, int) {
+    ops::QuantizeCounters counters;
     for (int64_t t = begin; t < end; ++t) {
       const int32_t slot = *args.slots.row<int32_t>(t);
       if (slot < 0) continue;
-      append_token(args.k, t, args.cache.k, args.cache.k_scale, slot);
-      append_token(args.v, t, args.cache.v, args.cache.v_scale, slot);
+      append_token(codec, args.k, t, args.cache.k, args.cache.k_scale, slot, counters);
+      append_token(codec, args.v, t, args.cache.v, args.cache.v_scale, slot, counters);
     }
+    add_counters(context.counters, counters);
   });
 }
 

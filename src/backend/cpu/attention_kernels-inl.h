@@ -71,7 +71,7 @@ HWY_INLINE FloatVec decode_e4m3(FloatTag d, const uint8_t* from) {
   return hn::Or(value, hn::BitCast(d, sign));
 }
 
-// out[0 … padded) = x · scale, 0 past n
+// out[0 … padded) = x (codes: x · scale), 0 past n
 template <class T>
 HWY_INLINE void widen_row(const T* x, size_t n, float* out) {
   const FloatTag d;
@@ -102,7 +102,7 @@ HWY_INLINE void widen_row_any(DType dtype, const void* x, size_t n, float* out) 
   }
 }
 
-// to[i] = x[i] · factor, rounded once
+// to = x, rounded once
 template <class T>
 HWY_INLINE void narrow_row(const float* x, size_t n, T* to) {
   const FloatTag d;
@@ -515,93 +515,6 @@ void attention_backward_item(const ops::AttentionBackwardArgs& args, const Atten
     const auto head = static_cast<size_t>(item.kv_head);
     narrow_row_any(dtype, dk + t * padded, width, element(args.dk, t, head));
     narrow_row_any(dtype, dv + t * padded, width, element(args.dv, t, head));
-  }
-}
-
-// ---- writing the cache ----
-
-// Codes and scale of one row, as ops::QuantizeArgs has them for a row: from the BF16 rounding,
-// scale = max(amax / 448, 2^-100) over the finite values, code = encode(x / scale) saturating.
-// Without finite non-zero values the scale is 1.
-template <class T>
-HWY_INLINE float encode_row(const T* x, size_t n, uint8_t* codes) {
-  const FloatTag d;
-  const hn::RebindToSigned<FloatTag> di;
-  const hn::Rebind<uint8_t, FloatTag> d8;
-  const size_t lanes = hn::Lanes(d);
-  uint16_t rounded[hn::MaxLanes(FloatTag())];
-  const auto largest_finite = hn::Set(d, std::numeric_limits<float>::max());
-  auto largest = hn::Zero(d);
-  for (size_t i = 0; i < n; i += lanes) {
-    store_full(d, load(d, x + i, n - i), rounded);
-    const auto magnitude = hn::Abs(load_full(d, rounded));
-    largest = hn::Max(largest, hn::IfThenElseZero(hn::Le(magnitude, largest_finite), magnitude));
-  }
-  const float amax = max_lanes(d, largest);
-  const float scale = amax == 0 ? 1.0f : std::max(amax / 448.0f, 0x1p-100f);
-
-  for (size_t i = 0; i < n; i += lanes) {
-    store_full(d, load(d, x + i, n - i), rounded);
-    const auto quotient = hn::Div(load_full(d, rounded), hn::Set(d, scale));
-    const auto nan = hn::IsNaN(quotient);
-    const auto magnitude = hn::Min(hn::IfThenZeroElse(nan, hn::Abs(quotient)), hn::Set(d, 448.0f));
-    // To nearest, ties to even: normal values at bit 20 of the F32, subnormal ones in steps of
-    // 2^-9 by adding 2^23. A carry is the right code by itself.
-    const auto bits = hn::BitCast(di, magnitude);
-    const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(di, 1));
-    const auto normal =
-        hn::Sub(hn::ShiftRight<20>(hn::Add(hn::Add(bits, hn::Set(di, 0x7FFFF)), odd)),
-                hn::Set(di, 120 << 3));
-    const auto shifted = hn::Add(hn::Mul(magnitude, hn::Set(d, 512.0f)), hn::Set(d, 0x1p23f));
-    const auto subnormal = hn::And(hn::BitCast(di, shifted), hn::Set(di, 0xF));
-    const auto small = hn::RebindMask(di, hn::Lt(magnitude, hn::Set(d, 0x1p-6f)));
-    auto code = hn::IfThenElse(small, subnormal, normal);
-    code = hn::IfThenElse(hn::RebindMask(di, nan), hn::Set(di, 0x7F), code);
-    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(di, quotient)), hn::Set(di, 0x80));
-    const auto bytes = hn::DemoteTo(d8, hn::Or(code, sign));
-    if (n - i >= lanes) {
-      hn::StoreU(bytes, d8, codes + i);
-    } else {
-      uint8_t rest[hn::MaxLanes(FloatTag())];
-      hn::StoreU(bytes, d8, rest);
-      std::memcpy(codes + i, rest, n - i);
-    }
-  }
-  return scale;
-}
-
-template <class T>
-HWY_INLINE void append_row(const T* x, const TensorView& cache, const TensorView& scales,
-                           int64_t page, int64_t offset) {
-  const int64_t num_heads = cache.shape[2];
-  const auto width = static_cast<size_t>(cache.shape[3]);
-  for (int64_t g = 0; g < num_heads; ++g, x += width) {
-    const int64_t slot = offset * num_heads + g;
-    const int64_t at = page * cache.row_stride + slot * cache.shape[3];
-    if (cache.dtype == DType::kE4M3) {
-      scales.row<float>(page)[slot] = encode_row(x, width, cache.as<uint8_t>() + at);
-      continue;
-    }
-    const FloatTag d;
-    for (size_t i = 0; i < width; i += hn::Lanes(d)) {
-      const auto value = load(d, x + i, width - i);
-      if (cache.dtype == DType::kF32) {
-        store(d, value, cache.as<float>() + at + i, width - i);
-      } else {
-        store(d, value, cache.as<uint16_t>() + at + i, width - i);
-      }
-    }
-  }
-}
-
-// All heads of one token of k or v into a slot.
-void append_token(const TensorView& x, int64_t token, const TensorView& cache,
-                  const TensorView& scales, int64_t slot) {
-  const int64_t page = slot / cache.shape[1], offset = slot % cache.shape[1];
-  if (x.dtype == DType::kF32) {
-    append_row(x.row<float>(token), cache, scales, page, offset);
-  } else {
-    append_row(x.row<uint16_t>(token), cache, scales, page, offset);
   }
 }
 

@@ -48,6 +48,7 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
     std::vector<int32_t> slots;
     for (int32_t t = 0; t < kTokens; ++t) slots.push_back(t == 3 ? -1 : 79 - 2 * t);
     backend_->kv_append({.k = k, .v = v, .slots = Array(slots), .cache = {ck, cv, sk, sv}});
+    EXPECT_EQ(backend_->take_quantize_counters().elements, 2 * (kTokens - 1) * kHeads * width);
     for (int64_t t = 0; t < kTokens; ++t) {
       if (slots[static_cast<size_t>(t)] < 0) continue;
       for (int64_t h = 0; h < kHeads; ++h) {
