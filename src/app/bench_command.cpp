@@ -4,6 +4,7 @@
 #include "app/commands.h"
 #include "app/output.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "bench/gemm.h"
 
 namespace octet::app {
@@ -45,7 +46,7 @@ int run_bench(const BenchArguments& arguments) {
   const DeviceArguments& device = arguments.device;
   bench::GemmOptions options;
   options.isa = cpu_isa(device);
-  options.num_threads = device.threads > 0 ? device.threads : 1;
+  options.num_threads = ThreadPool(device.threads).num_threads();
   const bench::GemmReport report = bench::measure_gemm(options);
   print(arguments.json ? json(report, options.num_threads) : table(report, options.num_threads));
   return 0;

@@ -154,6 +154,7 @@ Run define_doctor(CLI::App& command) {
 
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
+  arguments->device.threads = 1;
   command.add_option("what", arguments->what, "gemm")->required();
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
   add_device_options(command, arguments->device);

@@ -141,7 +141,8 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
 
   std::vector<loop::PlanEntry> plan = loop::plan_memory(config_, num_known, options);
   // While loading, one tensor at a time lies in F32; it goes before anything else is needed.
-  const int64_t widest = std::max(config_.vocab_size, config_.intermediate_size);
+  const int64_t widest = std::max({config_.vocab_size, config_.intermediate_size,
+                                   config_.num_attention_heads * config_.head_dim});
   plan.push_back({"loading", 4 * widest * config_.hidden_size});
   const int64_t limit = memory_limit(arguments_.device);
   if (limit > 0 && loop::plan_total(plan) > limit) {

@@ -82,6 +82,17 @@ TEST(Commands, AnEndTokenStopsAndIsKept) {
   EXPECT_EQ(stopped.line(0)["finish_reason"], "stop");
 }
 
+TEST(Commands, ASignalStopsTheWork) {
+  // Minutes of work, and one second until the signal.
+  const Outcome outcome = run_program(
+      "timeout",
+      {"--preserve-status", "--signal=INT", "1", OCTET_PROGRAM, "generate", "--model", kModel,
+       "--n", "2000", "--ignore-eos", "--max-new-tokens", "400", "--input", "-", "--json"},
+      ids_line({1, 2, 3}));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  EXPECT_NE(outcome.err.find("stopped on request"), std::string::npos) << outcome.err;
+}
+
 class Tokenize : public testing::Test {
  protected:
   Tokenize() {
