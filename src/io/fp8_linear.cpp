@@ -1,5 +1,6 @@
 #include "io/fp8_linear.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -68,6 +69,14 @@ Fp8Linear read_fp8_linear(Checkpoint& checkpoint, std::string_view module) {
   if (linear.codes.dtype != DType::kE4M3 || linear.codes.shape.rank() != 2) {
     fail(checkpoint.path(), "tensor \"{}\" must be an F8_E4M3 matrix, but is {} {}", weight_name,
          tensor::dtype_name(linear.codes.dtype), linear.codes.shape.to_string());
+  }
+  const auto* codes = linear.codes.as<uint8_t>();
+  const auto* end = codes + linear.codes.num_elements();
+  if (const auto* nan = std::find_if(codes, end, [](uint8_t c) { return (c & 0x7F) == 0x7F; });
+      nan != end) {
+    fail(checkpoint.path(),
+         "tensor \"{}\": weights must be finite, but element {} is NaN; the checkpoint is damaged",
+         weight_name, nan - codes);
   }
   std::string scale_name = fmt::format("{}.weight_scale", module);
   if (!checkpoint.has(scale_name)) scale_name += "_inv";

@@ -21,7 +21,8 @@ struct Fp8Linear {
 // never by quantization_config.
 bool is_fp8_linear(const Checkpoint& checkpoint, std::string_view module);
 
-// Codes and scales, counted as used. Errors name the tensor: a weight that is no E4M3 matrix, a
+// Codes and scales, counted as used. Errors name the tensor: a weight that is no E4M3 matrix or
+// holds NaN, a
 // scale that is missing, of another shape or type, not finite or not positive.
 Fp8Linear read_fp8_linear(Checkpoint& checkpoint, std::string_view module);
 

@@ -31,10 +31,9 @@ std::string join_path(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// PEFT matches a pattern against the end of a path, from the start of one of its parts. The matcher
-// gives up on a pattern that takes too many steps.
+// Whether a pattern matches a whole path. The matcher gives up on one that takes too many steps.
 bool matches(const std::string& pattern, const std::string& path) {
-  const std::string whole = fmt::format("^(?:.*\\.)?(?:{})$", pattern);
+  const std::string whole = fmt::format("^(?:{})$", pattern);
   const auto bytes = [](const std::string& text) {
     return reinterpret_cast<PCRE2_SPTR>(text.data());
   };
@@ -57,10 +56,11 @@ bool matches(const std::string& pattern, const std::string& path) {
   return status >= 0;
 }
 
+// PEFT matches these patterns against the end of a path, from the start of one of its parts.
 template <class T>
 T by_pattern(const std::map<std::string, T>& patterns, std::string_view path, T otherwise) {
   for (const auto& [pattern, value] : patterns) {
-    if (matches(pattern, std::string(path))) return value;
+    if (matches(fmt::format("(?:.*\\.)?(?:{})", pattern), std::string(path))) return value;
   }
   return otherwise;
 }
@@ -143,6 +143,17 @@ void check_module(const std::string& where, const LoraConfig& config, const Lora
 }
 
 }  // namespace
+
+bool lora_targets(const LoraConfig& config, std::string_view module_path) {
+  if (!config.target_pattern.empty()) {
+    return config.target_pattern == "all-linear" ||
+           matches(config.target_pattern, std::string(module_path));
+  }
+  return config.target_modules.empty() ||
+         std::ranges::any_of(config.target_modules, [&](const std::string& name) {
+           return module_path == name || module_path.ends_with("." + name);
+         });
+}
 
 int64_t lora_rank(const LoraConfig& config, std::string_view module_path) {
   return by_pattern(config.rank_pattern, module_path, config.r);

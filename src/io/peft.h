@@ -18,7 +18,7 @@ struct LoraConfig {
   int64_t r = 8;
   double lora_alpha = 16.0;
   bool use_rslora = false;                  // scale α/√r instead of α/r
-  std::vector<std::string> target_modules;  // the last parts of module paths, or whole paths
+  std::vector<std::string> target_modules;  // ends of module paths, or whole paths
   std::string target_pattern;               // or one regular expression for whole paths
   double lora_dropout = 0.0;
   std::string base_model_name_or_path;
@@ -26,6 +26,11 @@ struct LoraConfig {
   std::map<std::string, int64_t> rank_pattern;
   std::map<std::string, double> alpha_pattern;
 };
+
+// Whether a linear layer takes an adapter, as PEFT decides it: its path, or the end of it from one
+// of its parts on, is listed; or the pattern matches its whole path ("all-linear" matches all).
+// Without either every one does.
+bool lora_targets(const LoraConfig& config, std::string_view module_path);
 
 // The rank and the scale of one module under the patterns.
 int64_t lora_rank(const LoraConfig& config, std::string_view module_path);

@@ -28,15 +28,16 @@ void save_state(ops::Backend& backend, model::Model& model, train::Trainer& trai
                 const Json& extra, const std::string& folder) {
   std::vector<io::TensorSpec> specs;
   for (const auto& slot : trainer.optimizer().slots()) {
-    const ops::SquaredNorm norm = backend.squared_norm(slot.parameter->master);
-    if (norm.non_finite > 0) {
-      fail(slot.parameter->name,
-           "a checkpoint must be finite, but {} weights are not; resume from "
-           "an earlier checkpoint with a lower learning rate",
-           norm.non_finite);
-    }
-    for (const char* suffix : kMoments) {
-      specs.push_back({slot.parameter->name + suffix, DType::kF32, slot.parameter->shape});
+    for (int which = 0; which < 3; ++which) {
+      const std::string name = slot.parameter->name + kMoments[which];
+      const ops::SquaredNorm norm = backend.squared_norm(slot_view(slot, which));
+      if (norm.non_finite > 0) {
+        fail(name,
+             "a checkpoint must be finite, but {} of its values are not; resume from "
+             "an earlier checkpoint with a lower learning rate",
+             norm.non_finite);
+      }
+      specs.push_back({name, DType::kF32, slot.parameter->shape});
     }
   }
   std::vector<float> values;

@@ -10,7 +10,7 @@
 namespace octet::loop {
 
 // Writes state.safetensors and state.json into an existing folder. `extra` is the loop's own state.
-// Error where a weight is not finite: such a state is never written.
+// Error where a weight or moment is not finite: such a state is never written.
 void save_state(ops::Backend& backend, model::Model& model, train::Trainer& trainer,
                 const Json& extra, const std::string& folder);
 

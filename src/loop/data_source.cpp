@@ -120,31 +120,46 @@ void DataSource::read_files() {
   }
 }
 
+// A row's conversation, checked, with the config's system prompt before it where it has none.
+Json DataSource::conversation(Json messages, const std::string& where) const {
+  const bool whole = std::all_of(messages.begin(), messages.end(), [](const Json& message) {
+    return message.is_object() && message.contains("role") && message["role"].is_string();
+  });
+  if (messages.empty() || !whole) {
+    fail(where, "a conversation must be a list of messages, objects with a \"role\", but is {}",
+         messages.dump().substr(0, 80));
+  }
+  if (!config_.data.system_prompt.empty() && messages[0]["role"] != "system") {
+    messages.insert(messages.begin(),
+                    {{"role", "system"}, {"content", config_.data.system_prompt}});
+  }
+  return messages;
+}
+
+std::string DataSource::render(const Json& row, const Json& messages,
+                               bool add_generation_prompt) const {
+  const Json kwargs =
+      parse_json(config_.data.chat_template_kwargs.text, "data.chat_template_kwargs");
+  const auto tools = row.find("tools");
+  return text_side_.render(messages, add_generation_prompt, tools == row.end() ? nullptr : &*tools,
+                           &kwargs);
+}
+
 std::optional<PromptRow> DataSource::prompt_row(const Json& row, const std::string& where) const {
   const DataSection& data = config_.data;
   const Json& prompt = required_field(row, data.prompt_field, "data.prompt_field", where);
   PromptRow result;
-  Json messages = Json::array();
   if (prompt.is_array()) {
-    messages = prompt;
+    result.text = render(row, conversation(prompt, where), true);
   } else if (!prompt.is_string()) {
     fail(where, "the column \"{}\" must be a text or a list of messages, but is {}",
          data.prompt_field, prompt.dump().substr(0, 80));
   } else if (text_side_.chat_template) {
-    messages.push_back({{"role", "user"}, {"content", prompt}});
-  }
-  if (messages.empty()) {
+    const Json question = Json::array({{{"role", "user"}, {"content", prompt}}});
+    result.text = render(row, conversation(question, where), true);
+  } else {
     result.text =
         (data.system_prompt.empty() ? "" : data.system_prompt + "\n") + prompt.get<std::string>();
-  } else {
-    const bool has_system = messages[0].value("role", "") == "system";
-    if (!data.system_prompt.empty() && !has_system) {
-      messages.insert(messages.begin(), {{"role", "system"}, {"content", data.system_prompt}});
-    }
-    const Json kwargs = parse_json(data.chat_template_kwargs.text, "data.chat_template_kwargs");
-    const auto tools = row.find("tools");
-    result.text =
-        text_side_.render(messages, true, tools == row.end() ? nullptr : &*tools, &kwargs);
   }
   result.ids = encode(result.text);
   const auto length = static_cast<int64_t>(result.ids.size());
@@ -162,14 +177,17 @@ std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
   const DataSection& data = config_.data;
   std::string prompt, completion;
   if (row.contains("messages")) {
-    Json messages = row["messages"];
-    if (!messages.is_array() || messages.empty() ||
-        messages.back().value("role", "") != "assistant") {
-      fail(where, "\"messages\" must be a list that ends with the assistant's message");
+    if (!row["messages"].is_array()) {
+      fail(where, "\"messages\" must be a list of messages, but is {}",
+           row["messages"].dump().substr(0, 80));
     }
-    const std::string whole = text_side_.render(messages, false, nullptr, nullptr);
+    Json messages = conversation(row["messages"], where);
+    if (messages.size() < 2 || messages.back()["role"] != "assistant") {
+      fail(where, "\"messages\" must end with the assistant's answer to a message before it");
+    }
+    const std::string whole = render(row, messages, false);
     messages.erase(messages.size() - 1);
-    prompt = text_side_.render(messages, true, nullptr, nullptr);
+    prompt = render(row, messages, true);
     if (whole.compare(0, prompt.size(), prompt) != 0) {
       fail(where,
            "the chat template must render a conversation as its beginning and the answer, but "

@@ -50,8 +50,11 @@ class DataSource {
  private:
   int64_t row_at(int64_t step, int64_t index);
   void read_files();
+  Json conversation(Json messages, const std::string& where) const;
+  std::string render(const Json& row, const Json& messages, bool add_generation_prompt) const;
   std::optional<PromptRow> prompt_row(const Json& row, const std::string& where) const;
-  std::optional<DemonstrationRow> demonstration_row(const Json& row, const std::string& where) const;
+  std::optional<DemonstrationRow> demonstration_row(const Json& row,
+                                                    const std::string& where) const;
   std::vector<int32_t> encode(const std::string& text) const;
   void add_end_token(std::vector<int32_t>& ids) const;
 

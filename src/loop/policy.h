@@ -38,7 +38,7 @@ struct TextSide {
 
   // Ids below this are the tokenizer's; all of the model's rows without one.
   int64_t num_known(const io::ModelConfig& config) const;
-  // Rendered text as ids; Error where the folder has no tokenizer or template.
+  // The conversation as text; Error where the folder has no tokenizer or template.
   std::string render(const Json& messages, bool add_generation_prompt, const Json* tools,
                      const Json* kwargs) const;
 };

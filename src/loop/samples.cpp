@@ -93,7 +93,10 @@ Sampler::Scored Sampler::score(std::span<const PromptRow* const> prompts,
   for (const rollout::Completion& completion : completions) {
     const PromptRow& prompt = *prompts[completion.prompt];
     std::string text = text_side_.tokenizer->decode(completion.ids, {.skip_special_tokens = true});
-    if (!completion.stop_string.empty()) text.resize(text.find(completion.stop_string));
+    // A stop string that is a special token's text is not in the decoded text.
+    if (!completion.stop_string.empty()) {
+      text.erase(std::min(text.size(), text.find(completion.stop_string)));
+    }
     scored.texts.push_back(std::move(text));
     prompt_texts.push_back(prompt.text);
     ids.push_back(completion.ids);

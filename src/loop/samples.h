@@ -31,7 +31,7 @@ class Sampler {
   SampleBatch rollout(std::span<const PromptRow* const> prompts, int64_t step,
                       const rollout::Engine::Progress& on_progress);
 
-  // Greedy answers to `prompts`: the mean reward (NaN where there is none) as `eval/reward`, and
+  // Greedy answers to `prompts`: the mean reward as `eval/reward` (absent where there is none), and
   // `eval/completions/mean_length`.
   observe::MetricList evaluate(std::span<const PromptRow> prompts);
 

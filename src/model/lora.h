@@ -3,15 +3,11 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "io/peft.h"
 #include "model/weight_store.h"
 
 namespace octet::model {
-
-// Whether a module takes an adapter: its path or the path's last part is listed, or nothing is.
-bool lora_targets(const io::LoraConfig& config, std::string_view module_path);
 
 // The adapter of one linear layer; a [r, K], b [N, r] in the weight store under PEFT's names.
 struct LoraPair {

@@ -62,7 +62,7 @@ LinearLayer Model::add_linear(const std::string& module, int64_t rows, int64_t c
   layer.module = module;
   layer.weight = &weights_.add(module + ".weight", {rows, columns}, ParameterKind::kLinear, full);
   if (bias) layer.bias = &weights_.add(module + ".bias", {rows}, ParameterKind::kBias, full);
-  if (lora_ && lora_targets(*lora_, module)) {
+  if (lora_ && io::lora_targets(*lora_, module)) {
     const bool trained = training_ == Training::kLora;
     const int64_t rank = io::lora_rank(*lora_, module);
     layer.lora = {

@@ -234,26 +234,24 @@ void Run::step(const Engine::OnFinished& on_finished) {
     backend_.download(log_probs_.slice_rows(0, n), log_probs.data() + begin);
   }
 
-  // A group whose prompt is done becomes one sequence per sample, all on the prompt's pages.
-  std::vector<Sequence> forked;
-  for (size_t i = 0; i < draws.size();) {
-    Sequence& leader = *draws[i].first;
+  // A group whose prompt is done becomes one sequence per sample, all on the prompt's pages. From
+  // the last to the first, so that they wait in order.
+  for (size_t end = draws.size(); end > 0;) {
+    Sequence& leader = *draws[end - 1].first;
     const int64_t group_size = std::exchange(leader.group_size, 1);
-    for (int64_t sample = 1; sample < group_size; ++sample) {
-      Sequence& follower = forked.emplace_back();
+    const size_t first = end - static_cast<size_t>(group_size);
+    for (int64_t sample = group_size - 1; sample > 0; --sample) {
+      Sequence& follower = waiting_.emplace_front();
       follower.request = leader.request;
       follower.completion = leader.completion + sample;
       follower.ids = leader.ids;
       follower.computed = leader.computed;
       follower.pages = leader.pages;
       for (const int32_t page : follower.pages) pages_.add_reference(page);
-      draw(follower, ids[i + sample], log_probs[i + sample]);
+      draw(follower, ids[first + sample], log_probs[first + sample]);
     }
-    draw(leader, ids[i], log_probs[i]);
-    i += group_size;
-  }
-  for (auto follower = forked.rbegin(); follower != forked.rend(); ++follower) {
-    waiting_.push_front(std::move(*follower));
+    draw(leader, ids[first], log_probs[first]);
+    end = first;
   }
 
   for (std::deque<Sequence>* queue : {&running_, &waiting_}) {

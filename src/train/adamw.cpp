@@ -31,13 +31,15 @@ UpdateResult AdamW::step(ops::Backend& backend, double learning_rate) {
     result.non_finite += norm.non_finite;
   }
   result.grad_norm = std::sqrt(sum);
-  if (result.non_finite > 0 || !std::isfinite(result.grad_norm)) {
-    result.grad_norm = std::numeric_limits<double>::quiet_NaN();
-    return result;
-  }
   double scale = 1.0;
   if (options_.max_grad_norm > 0) {
     scale = std::min(1.0, options_.max_grad_norm / (result.grad_norm + 1e-6));
+  }
+  // A square that F32 cannot hold would stay in the second moment for good.
+  const bool holds = scale * scale * sum <= std::numeric_limits<float>::max();
+  if (result.non_finite > 0 || !holds) {
+    result.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    return result;
   }
   ++num_steps_;
   for (const Slot& slot : slots_) {

@@ -17,7 +17,7 @@ struct AdamWOptions {
 };
 
 struct UpdateResult {
-  bool applied = false;    // false: a gradient was not finite, nothing changed
+  bool applied = false;    // false: a gradient or its square was not finite, nothing changed
   double grad_norm = 0;    // before clipping; NaN where not applied
   int64_t non_finite = 0;  // gradient elements
 };

@@ -10,22 +10,39 @@ namespace octet::train {
 
 using model::TokenScores;
 
-// What one step adds up over its updates.
-struct Trainer::Tally {
+// What the forwards of an update show. An update that is given up adds nothing to its step's.
+struct Trainer::Measured {
   rl::LossMetrics loss_metrics;
-  double loss_sum = 0;
+  double loss = 0;
   double entropy_sum = 0;
   int64_t entropy_tokens = 0;
-  double grad_norm_sum = 0;
-  int64_t num_updates = 0;
-  int64_t num_applied = 0;
-  int64_t num_non_finite = 0;
-  int64_t num_empty = 0;
-  double learning_rate = 0;
   // Against the rollout's recorded log-probabilities, before the first update.
   double mismatch_sum = 0, mismatch_max = 0, mult_error_sum = 0;
   int64_t mismatch_tokens = 0;
   ops::QuantizeCounters codes;
+
+  void add(const Measured& other) {
+    loss_metrics.add(other.loss_metrics);
+    loss += other.loss;
+    entropy_sum += other.entropy_sum;
+    entropy_tokens += other.entropy_tokens;
+    mismatch_sum += other.mismatch_sum;
+    mismatch_max = std::max(mismatch_max, other.mismatch_max);
+    mult_error_sum += other.mult_error_sum;
+    mismatch_tokens += other.mismatch_tokens;
+    codes.elements += other.codes.elements;
+    codes.saturated += other.codes.saturated;
+    codes.underflowed += other.codes.underflowed;
+  }
+};
+
+// What one step adds up over its updates.
+struct Trainer::Tally : Measured {
+  double grad_norm_sum = 0;
+  int64_t num_applied = 0;
+  int64_t num_non_finite = 0;
+  int64_t num_empty = 0;
+  double learning_rate = 0;
 };
 
 Trainer::Trainer(ops::Backend& backend, model::Model& model, const Policy& policy,
@@ -53,7 +70,6 @@ rl::MetricList Trainer::step(std::span<const TrainSample> samples, int64_t step)
   const int64_t num_updates = options_.num_iterations * mini_batches;
   const bool measure = calibrator_ && calibrator_->is_due(step) && num_updates > 1;
   Tally tally;
-  backend_.take_quantize_counters();
 
   // The BF16 reference before the first update, of every mini-batch that a later update works on.
   std::vector<std::vector<float>> shadow_old;
@@ -73,10 +89,11 @@ rl::MetricList Trainer::step(std::span<const TrainSample> samples, int64_t step)
   }
 
   rl::MetricList metrics;
-  const auto updates = static_cast<double>(tally.num_updates);
-  metrics.emplace_back("loss", tally.loss_sum / updates);
+  if (tally.num_applied > 0) {
+    metrics.emplace_back("loss", tally.loss / static_cast<double>(tally.num_applied));
+  }
   if (!options_.sft) {
-    for (auto& metric : tally.loss_metrics.metrics(tally.num_updates)) metrics.push_back(metric);
+    for (auto& metric : tally.loss_metrics.metrics(tally.num_applied)) metrics.push_back(metric);
   }
   if (tally.entropy_tokens > 0) {
     metrics.emplace_back("entropy", tally.entropy_sum / static_cast<double>(tally.entropy_tokens));
@@ -130,14 +147,14 @@ void Trainer::update(std::span<const TrainSample> mini_batch, bool first, bool m
   tally.learning_rate = learning_rate(options_.schedule, options_.learning_rate,
                                       options_.warmup_updates, options_.num_updates, num_updates_);
   ++num_updates_;
-  ++tally.num_updates;
   if (normalizer.skipped()) {
     ++tally.num_empty;
     return;
   }
 
   optimizer_.zero_gradients(backend_);
-  double loss = 0;
+  backend_.take_quantize_counters();  // those of the weights are not this forward's
+  Measured measured;
   std::vector<std::vector<float>> log_probs;
   const auto ranges = cut_micro_batches(mini_batch, options_.micro_batch_tokens,
                                         policy_.decoder.limits().max_sequences);
@@ -156,42 +173,44 @@ void Trainer::update(std::span<const TrainSample> mini_batch, bool first, bool m
                              .policy_weights = {},
                              .advantage = sample.advantage,
                              .gradient = gradients[i]});
+          }
+          // This checks the lengths of what the samples bring.
+          rl::LossMetrics* const loss_metrics = &measured.loss_metrics;
+          measured.loss += options_.sft
+                               ? rl::sft_loss(normalizer, terms, loss_metrics)
+                               : rl::policy_loss(loss_config, normalizer, terms, loss_metrics);
+          for (size_t i = 0; i < micro_batch.size(); ++i) {
+            const TrainSample& sample = micro_batch[i];
             for (size_t t = 0; t < scores[i].entropies.size(); ++t) {
               if (!sample.mask.empty() && sample.mask[t] == 0) continue;
-              tally.entropy_sum += scores[i].entropies[t];
-              ++tally.entropy_tokens;
+              measured.entropy_sum += scores[i].entropies[t];
+              ++measured.entropy_tokens;
               if (!first || options_.sft) continue;
               const double difference = std::fabs(static_cast<double>(scores[i].log_probs[t]) -
                                                   sample.sampling_log_probs[t]);
-              tally.mismatch_sum += difference;
-              tally.mismatch_max = std::max(tally.mismatch_max, difference);
-              tally.mult_error_sum += std::exp(difference);
-              ++tally.mismatch_tokens;
+              measured.mismatch_sum += difference;
+              measured.mismatch_max = std::max(measured.mismatch_max, difference);
+              measured.mult_error_sum += std::exp(difference);
+              ++measured.mismatch_tokens;
             }
             if (measure) log_probs.push_back(scores[i].log_probs);
           }
-          loss += options_.sft
-                      ? rl::sft_loss(normalizer, terms, &tally.loss_metrics)
-                      : rl::policy_loss(loss_config, normalizer, terms, &tally.loss_metrics);
-          return std::isfinite(loss);
+          return std::isfinite(measured.loss);
         });
-    if (!std::isfinite(loss)) break;
+    if (!std::isfinite(measured.loss)) break;
   }
-  const ops::QuantizeCounters codes = backend_.take_quantize_counters();
-  tally.codes.elements += codes.elements;
-  tally.codes.saturated += codes.saturated;
-  tally.codes.underflowed += codes.underflowed;
-  if (measure && std::isfinite(loss)) {
-    calibrate_with(mini_batch, shadow_old, shadow_now, log_probs);
+  measured.codes = backend_.take_quantize_counters();
+  UpdateResult result;
+  if (std::isfinite(measured.loss)) {
+    if (measure) calibrate_with(mini_batch, shadow_old, shadow_now, log_probs);
+    result = optimizer_.step(backend_, tally.learning_rate);
   }
-  const UpdateResult result =
-      std::isfinite(loss) ? optimizer_.step(backend_, tally.learning_rate) : UpdateResult();
   if (!result.applied) {
     ++tally.num_non_finite;
     return;
   }
   ++tally.num_applied;
-  tally.loss_sum += loss;
+  tally.add(measured);
   tally.grad_norm_sum += result.grad_norm;
 }
 

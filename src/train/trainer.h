@@ -38,7 +38,7 @@ class Trainer {
 
   // The updates of step `step` (from 0) on samples in order: mini-batch m is the m-th of
   // `mini_batches` equal runs of them. Non-finite losses or gradients, and updates without a token,
-  // change nothing and are counted. Metrics of all updates together.
+  // change nothing and are counted. Metrics of all updates that were applied together.
   rl::MetricList step(std::span<const TrainSample> samples, int64_t step);
 
   AdamW& optimizer() { return optimizer_; }
@@ -48,6 +48,7 @@ class Trainer {
   void set_num_updates(int64_t updates) { num_updates_ = updates; }
 
  private:
+  struct Measured;
   struct Tally;
   void update(std::span<const TrainSample> mini_batch, bool first, bool measure,
               std::span<const std::vector<float>> shadow_old, Tally& tally);
