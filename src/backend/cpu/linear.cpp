@@ -158,6 +158,7 @@ class Forward {
         block.b_scales =
             quantized.scales.as<const float>() + output / kScaleBlock * scale_blocks + piece;
       }
+      block.ahead = after(*weight, output, num_outputs, end);
       gemm_.dot(block);
       begin = end;
     } while (begin < padded_columns_);
@@ -183,6 +184,16 @@ class Forward {
                   .slice_columns(first_output + output, num_outputs)
                   .data;
     gemm_.finish(out);
+  }
+
+  // What load_panel reads after a panel that ends before column `end`.
+  Ahead after(const ops::Weight& weight, int64_t output, int64_t num_outputs, int64_t end) const {
+    if (end >= columns_) {
+      end = 0;
+      output += num_outputs;
+      num_outputs = std::min(kPanelColumns, weight.rows() - output);
+    }
+    return part_of_weight(weight, output, num_outputs, end, std::min(depth_, columns_ - end));
   }
 
   // panel [outputs, end - begin], zeros after the weight's last column and row.
