@@ -15,6 +15,8 @@ const float* decode_table(tensor::DType format);  // the value of each code
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "backend/cpu/decode-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace octet::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -242,49 +244,21 @@ void encode_by_column(const float* x, int64_t count, const float* scales, tensor
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-using HalfWords = hn::ScalableTag<uint16_t>;
-using HalfVec = hn::Vec<HalfWords>;
-
-// The codes as F16. E5M2 is the upper half of F16. An E4M3 code, moved down by a bit from there
-// under its sign, is 2^-8 of its value; its NaN becomes one of F16.
-template <tensor::DType kFormat>
-HWY_INLINE HalfVec to_f16(HalfVec high) {
-  const HalfWords d16;
-  if constexpr (kFormat == tensor::DType::kE5M2) return high;
-  const hn::RebindToSigned<HalfWords> s16;
-  const HalfVec nan = hn::Set(d16, 0x7F00);
-  const HalfVec moved =
-      hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
-  return hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), high, moved);
-}
-
-// Two vectors of values. The conversion takes subnormal F16 at full speed.
-template <tensor::DType kFormat>
-HWY_INLINE void decode_two_vectors(const uint8_t* codes, float* out) {
-  const HalfWords d16;
-  const hn::Rebind<uint8_t, HalfWords> d8;
-  const hn::Half<hn::Repartition<hwy::float16_t, HalfWords>> f16;
-  const HalfVec half = to_f16<kFormat>(hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes))));
-  FloatVec low = hn::PromoteTo(F32(), hn::BitCast(f16, hn::LowerHalf(half)));
-  FloatVec high =
-      hn::PromoteTo(F32(), hn::BitCast(f16, hn::UpperHalf(hn::Half<HalfWords>(), half)));
-  if constexpr (kFormat == tensor::DType::kE4M3) {
-    low = hn::Mul(low, hn::Set(F32(), 256.0f));
-    high = hn::Mul(high, hn::Set(F32(), 256.0f));
-  }
-  hn::StoreU(low, F32(), out);
-  hn::StoreU(high, F32(), out + kLanes);
-}
-
 template <tensor::DType kFormat>
 void decode_as(const uint8_t* codes, int64_t count, float* out) {
   int64_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two_vectors<kFormat>(codes + i, out + i);
+  const auto decode_two = [](const uint8_t* from, float* to) HWY_ATTR {
+    FloatVec low, high;
+    decode_two_vectors<kFormat>(from, low, high);
+    hn::StoreU(low, F32(), to);
+    hn::StoreU(high, F32(), to + kLanes);
+  };
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two(codes + i, out + i);
   if (i == count) return;
   uint8_t padded[2 * kLanes] = {};
   float values[2 * kLanes];
   std::memcpy(padded, codes + i, static_cast<size_t>(count - i));
-  decode_two_vectors<kFormat>(padded, values);
+  decode_two(padded, values);
   std::memcpy(out + i, values, static_cast<size_t>(count - i) * sizeof(float));
 }
 
