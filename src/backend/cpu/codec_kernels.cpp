@@ -148,12 +148,14 @@ struct E5M2 {
   static constexpr uint32_t kLargestCode = 0x7B;
 };
 
+HWY_INLINE int64_t count(hn::Mask<U32> mask) {
+  return static_cast<int64_t>(hn::CountTrue(U32(), mask));
+}
+
 template <class Format>
-HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
-                                 WordVec& underflowed, WordVec& not_a_number) {
+HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, ops::QuantizeCounters& counters) {
   const F32 df;
   const U32 du;
-  const WordVec one = hn::Set(du, 1);
   const WordVec bits = hn::BitCast(du, hn::Div(x, scale));
   const WordVec magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFF));
   const auto is_nan = hn::Gt(magnitude, hn::Set(du, 0x7F800000));
@@ -161,7 +163,7 @@ HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
       hn::BitCast(df, hn::Min(magnitude, hn::BitCast(du, hn::Set(df, Format::kLargest))));
   const WordVec clamped_bits = hn::BitCast(du, clamped);
 
-  const WordVec odd = hn::And(hn::ShiftRight<Format::kShift>(clamped_bits), one);
+  const WordVec odd = hn::And(hn::ShiftRight<Format::kShift>(clamped_bits), hn::Set(du, 1));
   const WordVec half = hn::Set(du, (1u << (Format::kShift - 1)) - 1);
   const WordVec normal =
       hn::Sub(hn::ShiftRight<Format::kShift>(hn::Add(clamped_bits, hn::Add(odd, half))),
@@ -174,36 +176,24 @@ HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
   code = hn::IfThenElse(is_nan, hn::Set(du, 0x7F), code);
 
   const WordVec given = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7FFFFFFF));
-  saturated =
-      hn::Add(saturated, hn::IfThenElseZero(hn::Eq(code, hn::Set(du, Format::kLargestCode)), one));
-  underflowed = hn::Add(underflowed,
-                        hn::IfThenElseZero(hn::Eq(code, hn::Zero(du)),
-                                           hn::IfThenElseZero(hn::Ne(given, hn::Zero(du)), one)));
-  not_a_number = hn::Add(not_a_number, hn::IfThenElseZero(is_nan, one));
+  const auto underflows = hn::And(hn::Eq(code, hn::Zero(du)), hn::Ne(given, hn::Zero(du)));
+  counters.saturated += count(hn::Eq(code, hn::Set(du, Format::kLargestCode)));
+  counters.underflowed += count(underflows);
+  counters.not_a_number += count(is_nan);
   return hn::Or(code, hn::ShiftLeft<7>(hn::ShiftRight<31>(bits)));
-}
-
-int64_t sum_of_lanes(WordVec counts) {
-  uint32_t lanes[kLanes];
-  hn::StoreU(counts, U32(), lanes);
-  int64_t sum = 0;
-  for (const uint32_t lane : lanes) sum += lane;
-  return sum;
 }
 
 // `scales` has one entry per element, or one for all.
 template <class Format, bool kByColumn>
 void encode_as(const float* x, int64_t count, const float* scales, uint8_t* codes,
                ops::QuantizeCounters& counters) {
-  WordVec saturated = hn::Zero(U32());
-  WordVec underflowed = hn::Zero(U32());
-  WordVec not_a_number = hn::Zero(U32());
+  // The counters are of this call, so that they stay in registers.
+  ops::QuantizeCounters found;
   const FloatVec common = hn::Set(F32(), scales[0]);
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const FloatVec scale = kByColumn ? hn::LoadU(F32(), scales + i) : common;
-    const WordVec code =
-        encode_vector<Format>(hn::LoadU(F32(), x + i), scale, saturated, underflowed, not_a_number);
+    const WordVec code = encode_vector<Format>(hn::LoadU(F32(), x + i), scale, found);
     hn::StoreU(hn::TruncateTo(U8(), code), U8(), codes + i);
   }
   if (kLanes > 1 && i < count) {
@@ -214,15 +204,15 @@ void encode_as(const float* x, int64_t count, const float* scales, uint8_t* code
     for (float& divisor : divisors) divisor = scales[0];
     std::memcpy(values, x + i, rest * sizeof(float));
     if (kByColumn) std::memcpy(divisors, scales + i, rest * sizeof(float));
-    const WordVec code = encode_vector<Format>(hn::LoadU(F32(), values), hn::LoadU(F32(), divisors),
-                                               saturated, underflowed, not_a_number);
+    const WordVec code =
+        encode_vector<Format>(hn::LoadU(F32(), values), hn::LoadU(F32(), divisors), found);
     hn::StoreU(hn::TruncateTo(U8(), code), U8(), result);
     std::memcpy(codes + i, result, rest);
   }
   counters.elements += count;
-  counters.saturated += sum_of_lanes(saturated);
-  counters.underflowed += sum_of_lanes(underflowed);
-  counters.not_a_number += sum_of_lanes(not_a_number);
+  counters.saturated += found.saturated;
+  counters.underflowed += found.underflowed;
+  counters.not_a_number += found.not_a_number;
 }
 
 void encode(const float* x, int64_t count, float scale, tensor::DType format, uint8_t* codes,
