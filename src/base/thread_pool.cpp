@@ -38,7 +38,8 @@ struct ThreadPool::State {
   int64_t grain = 1;
   std::atomic<int64_t> next{0};
   std::atomic<uint64_t> generation{0};
-  std::atomic<int> running{0};
+  bool open = false;            // under the mutex: a thread may still join the loop
+  std::atomic<int> running{0};  // threads that joined it and are not done
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::condition_variable wake;
@@ -65,6 +66,8 @@ ThreadPool::ThreadPool(int num_threads)
           s.wake.wait(lock, [&] { return s.stop.load() || s.generation.load() != seen; });
           if (s.stop.load()) return;
           seen = s.generation.load();
+          if (!s.open) continue;
+          s.running.fetch_add(1);
         }
         work(thread);
         s.running.fetch_sub(1, std::memory_order_acq_rel);
@@ -115,12 +118,19 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain,
     s.grain = grain;
     s.next.store(0);
     s.failure = nullptr;
-    s.running.store(num_threads_ - 1);
+    s.open = true;
     s.generation.fetch_add(1, std::memory_order_release);
   }
   s.wake.notify_all();
   work(0);
-  while (s.running.load(std::memory_order_acquire) != 0) relax();
+  {
+    // A thread that has not come yet finds nothing to do: on a busy machine nobody waits for it.
+    std::lock_guard lock(s.mutex);
+    s.open = false;
+  }
+  for (int spin = 0; s.running.load(std::memory_order_acquire) != 0; ++spin) {
+    spin < kSpins ? relax() : std::this_thread::yield();
+  }
   if (s.failure) std::rethrow_exception(s.failure);
 }
 
