@@ -130,8 +130,8 @@ Json DataSource::conversation(Json messages, const std::string& where) const {
          messages.dump().substr(0, 80));
   }
   if (!config_.data.system_prompt.empty() && messages[0]["role"] != "system") {
-    messages.insert(messages.begin(),
-                    {{"role", "system"}, {"content", config_.data.system_prompt}});
+    const Json system = {{"role", "system"}, {"content", config_.data.system_prompt}};
+    messages.insert(messages.begin(), system);
   }
   return messages;
 }
