@@ -194,6 +194,24 @@ std::string suggestion(const std::string& name, const std::vector<std::string>& 
   return nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest);
 }
 
+// CLI11 makes a list of an argument "[a,b]". A mark behind the bracket, taken off again where the
+// value is read, keeps such a text whole.
+constexpr char kMark = '\x1f';
+
+std::vector<std::string> marked_in_reverse(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {
+    arguments.emplace_back(argv[i]);
+    if (arguments.back().ends_with(']')) arguments.back() += kMark;
+  }
+  return arguments;
+}
+
+std::string without_mark(std::string value) {
+  if (value.ends_with(kMark)) value.pop_back();
+  return value;
+}
+
 // A first word that is no command, which CLI11 would only call "not expected".
 void check_command(int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
@@ -216,7 +234,7 @@ std::string describe_extras(const CLI::App& root) {
   }
   const std::vector<std::string> extras = root.remaining(true);
   if (extras.empty()) return "";
-  const std::string flag = extras[0].substr(0, extras[0].find('='));
+  const std::string flag = without_mark(extras[0].substr(0, extras[0].find('=')));
   return fmt::format("there is no \"{}\"{}", flag, suggestion(flag, names));
 }
 
@@ -232,9 +250,12 @@ int run_command_line(int argc, char** argv) {
   for (const Command& command : kCommands) {
     CLI::App* sub = root.add_subcommand(command.name, command.summary);
     sub->callback([&run, chosen = command.define(*sub)] { run = chosen; });
+    for (CLI::Option* option : sub->get_options()) {
+      if (option->get_expected_max() > 0) option->transform(without_mark);
+    }
   }
   try {
-    root.parse(argc, argv);
+    root.parse(marked_in_reverse(argc, argv));
   } catch (const CLI::Success& success) {
     return root.exit(success);  // --help, --version: to standard output
   } catch (const CLI::ParseError& error) {

@@ -31,14 +31,8 @@ void check_arguments(const GenerateArguments& arguments) {
           static_cast<double>(arguments.num_samples));
 }
 
-// The new text, without the tokens flagged special and without the stop string that ended it.
 std::string text_of(const Completion& completion, const loop::TextSide& text) {
-  if (!text.tokenizer) return "";
-  std::string result = text.tokenizer->decode(completion.ids, {.skip_special_tokens = true});
-  if (!completion.stop_string.empty()) {
-    result.erase(std::min(result.size(), result.find(completion.stop_string)));
-  }
-  return result;
+  return text.completion_text(completion.ids, completion.stop_string);
 }
 
 std::string json_completion(const Completion& completion, const loop::TextSide& text) {

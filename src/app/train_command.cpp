@@ -26,15 +26,25 @@ void print_curve(const std::string& dir, const std::string& metric, int columns)
                                                  .unicode = observe::locale_is_utf8()}));
 }
 
+// As a shell reads it back.
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=-+:,@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string quoted(1, '\'');
+  for (const char c : text) {
+    if (c == '\'') quoted.append("'\\'");
+    quoted.push_back(c);
+  }
+  quoted.push_back('\'');
+  return quoted;
+}
+
 }  // namespace
 
 int run_train(const TrainArguments& arguments) {
   const loop::TrainConfig config = loop::read_config(arguments.config, arguments.overrides);
-  DeviceArguments device;
-  device.device = config.run.device;
-  device.threads = static_cast<int>(config.run.threads);
-  device.cpu_isa = config.run.cpu_isa;
-  device.memory_limit = config.run.device_memory_limit;
+  const DeviceArguments device = device_arguments(config.run);
   const auto backend = make_backend(device);
 
   loop::RunOptions options;
@@ -47,8 +57,12 @@ int run_train(const TrainArguments& arguments) {
   };
   const loop::RunResult result = loop::run_training(*backend, config, options);
   if (result.interrupted) {
-    fmt::print(stderr, "stopped after step {}; continue with: octet train {} --resume\n",
-               result.steps_done, arguments.config);
+    std::string command = fmt::format("octet train {}", shell_word(arguments.config));
+    for (const std::string& entry : arguments.overrides) {
+      command.append(" ").append(shell_word(entry));
+    }
+    fmt::print(stderr, "stopped after step {}; continue with: {} --resume\n", result.steps_done,
+               command);
     return 1;
   }
   const int columns = std::clamp(observe::stderr_columns(), 40, 100);

@@ -144,11 +144,14 @@ class Checker {
       fail_usage(place({"data.eval"}),
                  "data.task holds out its own problems (data.task_eval_size); leave data.eval out");
     }
-    const bool has_eval = data.task.empty() ? !data.eval.empty() : data.task_eval_size > 0;
+    const RewardSection& reward = c_.reward;
+    const size_t num_rewards = reward.functions.size() + (reward.command.empty() ? 0 : 1);
+    const bool has_eval =
+        data.task.empty() ? !data.eval.empty() : data.task_eval_size > 0 && num_rewards > 0;
     if (c_.train.eval_steps > 0 && !has_eval) {
       fail_usage(place({"train.eval_steps"}),
                  "train.eval_steps = {} needs something to evaluate on: give data.eval, or "
-                 "data.task_eval_size with data.task",
+                 "data.task_eval_size and a reward with data.task",
                  c_.train.eval_steps);
     }
     const int64_t cells = static_cast<int64_t>(std::pow(10, 2 * data.task_digits));
@@ -158,8 +161,6 @@ class Checker {
                  "is {}",
                  cells, data.task_digits, data.task_eval_size);
     }
-    const RewardSection& reward = c_.reward;
-    const size_t num_rewards = reward.functions.size() + (reward.command.empty() ? 0 : 1);
     if (c_.is_rl() && num_rewards == 0) {
       fail_usage(place({"algorithm.name"}),
                  "algorithm.name = \"{}\" needs a reward: give reward.functions or reward.command",

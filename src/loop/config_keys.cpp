@@ -11,6 +11,8 @@ namespace {
 #define AT_LORA(member) \
   (+[](TrainConfig& c) -> decltype(c.lora->member)& { return c.lora->member; })
 
+constexpr double kMostSteps = 1 << 30;  // a step's number is part of its random keys
+
 Limits any() { return {}; }
 Limits at_least(double min) { return {.min = min}; }
 Limits above(double min) { return {.min = min, .above_min = true}; }
@@ -115,7 +117,7 @@ std::vector<Key> data_keys() {
        "A built-in generator of problems instead of files; empty: none.",
        one_of({"", "arithmetic"})},
       {"data.task_digits", AT(data.task_digits), "Octet", "Most digits of an operand.",
-       between(1, 6)},
+       between(1, 3)},
       {"data.task_wrong_share", AT(data.task_wrong_share), "Octet",
        "Share of the SFT demonstrations whose answer is wrong.", between(0, 1)},
       {"data.task_eval_size", AT(data.task_eval_size), "Octet",
@@ -129,7 +131,8 @@ std::vector<Key> data_keys() {
       {"reward.command", AT(reward.command), "Octet",
        "An external program, started once through /bin/sh; empty: none.", any()},
       {"reward.timeout", AT(reward.timeout), "Octet",
-       "Seconds the command has for one batch; then its samples get no reward.", above(0)},
+       "Seconds the command has for one batch; then its samples get no reward.",
+       between(0.001, 1e6)},
       {"reward.pattern", AT(reward.pattern), "Octet", "Regular expression of the reward `regex`.",
        any()},
       {"reward.soft_punish_cache", AT(reward.soft_punish_cache), "TRL",
@@ -199,9 +202,12 @@ std::vector<Key> algorithm_keys() {
        "results.",
        between(1, 1 << 24)},
       {"train.max_steps", AT(train.max_steps), "TRL", "Steps; 0: as `num_train_epochs` says.",
-       at_least(0)},
-      {"train.num_train_epochs", AT(train.num_train_epochs), "TRL",
-       "Passes over the prompts, where `max_steps` is 0.", above(0)},
+       between(0, kMostSteps)},
+      {"train.num_train_epochs",
+       AT(train.num_train_epochs),
+       "TRL",
+       "Passes over the prompts, where `max_steps` is 0.",
+       {.min = 0, .max = 1e6, .above_min = true}},
       {"train.save_steps", AT(train.save_steps), "TRL",
        "Steps from one checkpoint to the next; 0: only at the end.", at_least(0)},
       {"train.save_total_limit", AT(train.save_total_limit), "TRL",
@@ -225,7 +231,7 @@ std::vector<Key> run_keys() {
        "How the rate goes over the updates; all but `\"constant\"` warm up first.",
        one_of({"linear", "cosine", "constant", "constant_with_warmup"})},
       {"optim.warmup_steps", AT(optim.warmup_steps), "TRL",
-       "Optimiser updates over which the rate rises from 0.", at_least(0)},
+       "Optimiser updates over which the rate rises from 0.", between(0, kMostSteps)},
       {"optim.weight_decay", AT(optim.weight_decay), "TRL", "Decoupled decay.", between(0, 1)},
       {"optim.adam_beta1", AT(optim.adam_beta1), "TRL", "Decay of the first moment.",
        half_open(0, 1)},
@@ -242,7 +248,7 @@ std::vector<Key> run_keys() {
       {"run.device", AT(run.device), "Octet",
        "Where it runs; `\"auto\"` takes a GPU if there is one.", one_of({"auto", "cpu", "cuda"})},
       {"run.threads", AT(run.threads), "Octet",
-       "CPU threads, 0: the processors it may use; does not change a result.", between(0, 4096)},
+       "CPU threads, 0: the processors it may use; does not change a result.", between(0, 1024)},
       {"run.cpu_isa", AT(run.cpu_isa), "Octet",
        "Instruction set of the CPU kernels; part of what makes two runs equal.",
        one_of({"auto", "portable", "avx2", "avx512"})},

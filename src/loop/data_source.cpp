@@ -32,6 +32,14 @@ std::string row_name(const std::string& path, size_t index) {
   return fmt::format("{}, row {}", path, index + 1);
 }
 
+// What is left after rows were left out.
+void check_rest(const std::string& path, int64_t num_left, size_t num_rows) {
+  if (num_left > 0) return;
+  fail(path,
+       "at least one row must fit, but all {} are longer than max_prompt_length or max_seq_length",
+       num_rows);
+}
+
 // Plain completions, or the content of a conversational one (TRL's [{"role", "content"}]).
 std::string completion_text(const Json& value, const std::string& where) {
   if (value.is_string()) return value.get<std::string>();
@@ -88,6 +96,7 @@ void DataSource::read_files() {
   for (size_t i = 0; i < train.rows.size(); ++i) {
     const std::string where = row_name(data.train, i);
     if (config_.is_rl()) {
+      check_answer(train.rows[i], where);
       if (auto row = prompt_row(train.rows[i], where)) {
         prompts_.push_back(std::move(*row));
       } else {
@@ -102,61 +111,82 @@ void DataSource::read_files() {
     }
   }
   num_train_ = static_cast<int64_t>(config_.is_rl() ? prompts_.size() : demonstrations_.size());
-  if (num_train_ == 0) {
-    fail(data.train,
-         "at least one row must fit, but all {} are longer than max_prompt_length or "
-         "max_seq_length",
-         train.rows.size());
-  }
+  check_rest(data.train, num_train_, train.rows.size());
   if (data.eval.empty()) return;
   const io::Dataset eval = io::read_jsonl(data.eval);
   eval_checksum_ = fmt::format("crc32:{:08x}", eval.crc32);
+  int64_t num_eval = 0;
   for (size_t i = 0; i < eval.rows.size(); ++i) {
-    if (data.max_eval_samples > 0 && static_cast<int64_t>(eval_.size()) == data.max_eval_samples) {
-      break;
+    if (data.max_eval_samples > 0 && num_eval == data.max_eval_samples) break;
+    const std::string where = row_name(data.eval, i);
+    bool fits = false;
+    if (evaluates_loss()) {
+      if (auto row = demonstration_row(eval.rows[i], where)) {
+        eval_demonstrations_.push_back(std::move(*row));
+        fits = true;
+      }
+    } else {
+      check_answer(eval.rows[i], where);
+      if (auto row = prompt_row(eval.rows[i], where)) {
+        eval_.push_back(std::move(*row));
+        fits = true;
+      }
     }
-    if (auto row = prompt_row(eval.rows[i], row_name(data.eval, i)))
-      eval_.push_back(std::move(*row));
+    ++(fits ? num_eval : num_eval_left_out_);
+  }
+  check_rest(data.eval, num_eval, eval.rows.size());
+}
+
+// Without a reward a greedy answer has no value; then the loss on held-out demonstrations has.
+bool DataSource::evaluates_loss() const {
+  return config_.reward.functions.empty() && config_.reward.command.empty();
+}
+
+// The column that the answer rewards compare with must be there; null gives no reward.
+void DataSource::check_answer(const Json& row, const std::string& where) const {
+  const std::string& field = config_.data.answer_field;
+  if (row.contains(field)) return;
+  for (const std::string& name : config_.reward.functions) {
+    if (name == "format" || name == "regex" || name == "length") continue;
+    required_field(row, split(field, '.')[0], "data.answer_field", where);
   }
 }
 
-// A row's conversation, checked, with the config's system prompt before it where it has none.
-Json DataSource::conversation(Json messages, const std::string& where) const {
-  const bool whole = std::all_of(messages.begin(), messages.end(), [](const Json& message) {
-    return message.is_object() && message.contains("role") && message["role"].is_string();
-  });
-  if (messages.empty() || !whole) {
-    fail(where, "a conversation must be a list of messages, objects with a \"role\", but is {}",
-         messages.dump().substr(0, 80));
+// A conversation as the chat template has it, with the system prompt where it has none of its own.
+std::string DataSource::render(Json messages, bool add_generation_prompt, const Json& row,
+                               const std::string& where) const {
+  for (const Json& message : messages) {
+    if (message.is_object() && message.contains("role") && message["role"].is_string()) continue;
+    fail(where, "a message must be an object with a \"role\", but is {}",
+         message.dump().substr(0, 80));
   }
-  if (!config_.data.system_prompt.empty() && messages[0]["role"] != "system") {
-    const Json system = {{"role", "system"}, {"content", config_.data.system_prompt}};
+  const DataSection& data = config_.data;
+  if (!data.system_prompt.empty() && messages[0]["role"] != "system") {
+    const Json system = {{"role", "system"}, {"content", data.system_prompt}};
     messages.insert(messages.begin(), system);
   }
-  return messages;
-}
-
-std::string DataSource::render(const Json& row, const Json& messages,
-                               bool add_generation_prompt) const {
-  const Json kwargs =
-      parse_json(config_.data.chat_template_kwargs.text, "data.chat_template_kwargs");
+  const Json kwargs = parse_json(data.chat_template_kwargs.text, "data.chat_template_kwargs");
   const auto tools = row.find("tools");
-  return text_side_.render(messages, add_generation_prompt, tools == row.end() ? nullptr : &*tools,
-                           &kwargs);
+  try {
+    return text_side_.render(messages, add_generation_prompt,
+                             tools == row.end() ? nullptr : &*tools, &kwargs);
+  } catch (const Error& error) {
+    fail(where, "{}", error.what());
+  }
 }
 
 std::optional<PromptRow> DataSource::prompt_row(const Json& row, const std::string& where) const {
   const DataSection& data = config_.data;
   const Json& prompt = required_field(row, data.prompt_field, "data.prompt_field", where);
   PromptRow result;
-  if (prompt.is_array()) {
-    result.text = render(row, conversation(prompt, where), true);
+  if (prompt.is_array() && !prompt.empty()) {
+    result.text = render(prompt, true, row, where);
   } else if (!prompt.is_string()) {
     fail(where, "the column \"{}\" must be a text or a list of messages, but is {}",
          data.prompt_field, prompt.dump().substr(0, 80));
   } else if (text_side_.chat_template) {
-    const Json question = Json::array({{{"role", "user"}, {"content", prompt}}});
-    result.text = render(row, conversation(question, where), true);
+    const Json message = {{"role", "user"}, {"content", prompt}};
+    result.text = render(Json::array({message}), true, row, where);
   } else {
     result.text =
         (data.system_prompt.empty() ? "" : data.system_prompt + "\n") + prompt.get<std::string>();
@@ -177,24 +207,22 @@ std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
   const DataSection& data = config_.data;
   std::string prompt, completion;
   if (row.contains("messages")) {
-    if (!row["messages"].is_array()) {
-      fail(where, "\"messages\" must be a list of messages, but is {}",
-           row["messages"].dump().substr(0, 80));
+    Json messages = row["messages"];
+    if (!messages.is_array() || messages.size() < 2 || !messages.back().is_object() ||
+        messages.back().value("role", Json()) != "assistant") {
+      fail(where,
+           "\"messages\" must be a list of at least two that ends with the assistant's message");
     }
-    Json messages = conversation(row["messages"], where);
-    if (messages.size() < 2 || messages.back()["role"] != "assistant") {
-      fail(where, "\"messages\" must end with the assistant's answer to a message before it");
-    }
-    const std::string whole = render(row, messages, false);
+    const std::string whole = render(messages, false, row, where);
     messages.erase(messages.size() - 1);
-    prompt = render(row, messages, true);
+    prompt = render(messages, true, row, where);
     if (whole.compare(0, prompt.size(), prompt) != 0) {
       fail(where,
            "the chat template must render a conversation as its beginning and the answer, but "
            "does not; give prompt and completion instead");
     }
     completion = whole.substr(prompt.size());
-  } else if (row.contains("text") && row["text"].is_string()) {
+  } else if (!row.contains(data.prompt_field) && row.contains("text") && row["text"].is_string()) {
     completion = row["text"].get<std::string>();
   } else {
     const std::optional<PromptRow> prompt_part = prompt_row(row, where);
@@ -206,13 +234,17 @@ std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
   DemonstrationRow result;
   result.ids = encode(prompt);
   const auto prompt_length = static_cast<int64_t>(result.ids.size());
+  if (data.max_prompt_length > 0 && prompt_length > data.max_prompt_length) return std::nullopt;
   const std::vector<int32_t> tail = encode(completion);
   result.ids.insert(result.ids.end(), tail.begin(), tail.end());
   if (!row.contains("messages")) add_end_token(result.ids);
   result.first_target =
       config_.algorithm.completion_only_loss ? std::max<int64_t>(1, prompt_length) : 1;
   const auto length = static_cast<int64_t>(result.ids.size());
-  if (length < 2) fail(where, "a text to learn must have at least two tokens, but has {}", length);
+  if (length <= result.first_target) {
+    fail(where, "a text to learn must have a token after its first and its prompt's, but has {}",
+         length);
+  }
   if (length > config_.model.max_seq_length) return std::nullopt;
   return result;
 }
@@ -261,6 +293,8 @@ Json DataSource::provenance() const {
     result["eval"] = {{"path", config_.data.eval}, {"checksum", eval_checksum_}};
   result["num_train"] = num_train_;
   result["num_left_out"] = num_left_out_;
+  result["num_eval"] = std::max(eval_.size(), eval_demonstrations_.size());
+  result["num_eval_left_out"] = num_eval_left_out_;
   return result;
 }
 

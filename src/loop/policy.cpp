@@ -26,6 +26,15 @@ int64_t TextSide::num_known(const io::ModelConfig& config) const {
   return tokenizer ? std::min(tokenizer->size(), config.vocab_size) : config.vocab_size;
 }
 
+std::string TextSide::completion_text(std::span<const int32_t> ids,
+                                      std::string_view stop_string) const {
+  if (!tokenizer) return "";
+  std::string text = tokenizer->decode(ids, {.skip_special_tokens = true});
+  // A stop string with a special token in it does not stand in this text.
+  if (!stop_string.empty()) text.erase(std::min(text.size(), text.find(stop_string)));
+  return text;
+}
+
 std::string TextSide::render(const Json& messages, bool add_generation_prompt, const Json* tools,
                              const Json* kwargs) const {
   if (!tokenizer)

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,9 @@ struct TextSide {
 
   // Ids below this are the tokenizer's; all of the model's rows without one.
   int64_t num_known(const io::ModelConfig& config) const;
-  // The conversation as text; Error where the folder has no tokenizer or template.
+  // The text of sampled ids, without special tokens and without the stop string that ended it.
+  std::string completion_text(std::span<const int32_t> ids, std::string_view stop_string) const;
+  // A conversation as text; Error where the folder has no tokenizer or template.
   std::string render(const Json& messages, bool add_generation_prompt, const Json* tools,
                      const Json* kwargs) const;
 };

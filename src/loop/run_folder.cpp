@@ -134,7 +134,7 @@ RunFolder RunFolder::create(const std::string& dir, const std::string& config_to
          "name another run.dir, or remove the folder",
          fs::exists(run.config_path()) ? "another run" : "other files");
   }
-  write_file_atomically(run.config_path(), config_toml);
+  run.write_config(config_toml);
   run.write_provenance(provenance);
   return run;
 }
@@ -170,6 +170,17 @@ void RunFolder::lock() {
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     fail(dir_, "another process is running in this folder; wait for it or name another run.dir");
   }
+}
+
+void RunFolder::write_config(const std::string& config_toml) {
+  write_file_atomically(config_path(), config_toml);
+}
+
+void RunFolder::discard() {
+  std::error_code ignored;  // what cannot be removed stays
+  fs::remove(config_path(), ignored);
+  fs::remove(provenance_path(), ignored);
+  fs::remove(dir_, ignored);
 }
 
 void RunFolder::write_provenance(const Json& provenance) {

@@ -43,7 +43,10 @@ class RunFolder {
   std::string checkpoints_path() const { return dir_ + "/checkpoints"; }
   std::string model_path() const { return dir_ + "/model"; }
 
+  void write_config(const std::string& config_toml);
   void write_provenance(const Json& provenance);
+  // Takes back create(): for a run that failed before it had anything to keep.
+  void discard();
 
   // Writes a checkpoint whole or not at all: `fill` writes files into a folder aside, then
   // manifest.json gets each file's size and CRC-32C, all is synced and the folder renamed into

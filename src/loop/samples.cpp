@@ -1,6 +1,7 @@
 #include "loop/samples.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -92,12 +93,7 @@ Sampler::Scored Sampler::score(std::span<const PromptRow* const> prompts,
   std::vector<Json> columns;
   for (const rollout::Completion& completion : completions) {
     const PromptRow& prompt = *prompts[completion.prompt];
-    std::string text = text_side_.tokenizer->decode(completion.ids, {.skip_special_tokens = true});
-    // A stop string that is a special token's text is not in the decoded text.
-    if (!completion.stop_string.empty()) {
-      text.erase(std::min(text.size(), text.find(completion.stop_string)));
-    }
-    scored.texts.push_back(std::move(text));
+    scored.texts.push_back(text_side_.completion_text(completion.ids, completion.stop_string));
     prompt_texts.push_back(prompt.text);
     ids.push_back(completion.ids);
     columns.push_back(*prompt.columns);
@@ -119,7 +115,10 @@ SampleBatch Sampler::rollout(std::span<const PromptRow* const> prompts, int64_t 
   }
   const std::vector<rollout::Completion> completions =
       engine_.run(requests, sampling_options(), on_progress);
+  const auto rolled_out = std::chrono::steady_clock::now();
   Scored scored = score(prompts, completions);
+  const std::chrono::duration<double> reward_seconds =
+      std::chrono::steady_clock::now() - rolled_out;
 
   std::vector<int64_t> groups;
   for (const rollout::Completion& completion : completions) groups.push_back(completion.prompt);
@@ -128,6 +127,7 @@ SampleBatch Sampler::rollout(std::span<const PromptRow* const> prompts, int64_t 
       rl::parse_scale_rewards(config_.algorithm.scale_rewards, "algorithm.scale_rewards"));
 
   SampleBatch batch;
+  batch.reward_seconds = reward_seconds.count();
   batch.metrics = advantages.stats.metrics();
   if (advantages.stats.num_missing_rewards > 0) {
     batch.metrics.emplace_back("rewards/missing",
@@ -179,6 +179,8 @@ observe::MetricList Sampler::evaluate(std::span<const PromptRow> prompts) {
   const Scored scored = score(rows, completions);
   observe::MetricList metrics;
   add_finite(metrics, "eval/reward", moments(scored.rewards).mean);
+  const auto missing = std::ranges::count_if(scored.rewards, [](float r) { return std::isnan(r); });
+  if (missing > 0) metrics.emplace_back("eval/rewards/missing", static_cast<double>(missing));
   double tokens = 0;
   for (const rollout::Completion& completion : completions) {
     tokens += static_cast<double>(completion.ids.size());

@@ -18,6 +18,7 @@ struct SampleBatch {
   std::vector<train::TrainSample> samples;         // by prompt, then sample
   std::vector<observe::CompletionRecord> records;  // the same
   observe::MetricList metrics;
+  double reward_seconds = 0;
 };
 
 class Sampler {
@@ -31,8 +32,8 @@ class Sampler {
   SampleBatch rollout(std::span<const PromptRow* const> prompts, int64_t step,
                       const rollout::Engine::Progress& on_progress);
 
-  // Greedy answers to `prompts`: the mean reward as `eval/reward` (absent where there is none), and
-  // `eval/completions/mean_length`.
+  // Greedy answers to `prompts`: the mean reward as `eval/reward` (absent where no sample has one),
+  // how many have none where there are any, and `eval/completions/mean_length`.
   observe::MetricList evaluate(std::span<const PromptRow> prompts);
 
  private:

@@ -45,12 +45,12 @@ std::optional<io::LoraConfig> lora_config(const TrainConfig& config) {
   return lora;
 }
 
+}  // namespace
+
 bool calibrated(const TrainConfig& config) {
   return config.is_rl() && config.clip.mode == "calibrated" &&
          config.algorithm.num_iterations * config.train.mini_batches > 1;
 }
-
-}  // namespace
 
 ModelSource read_model_source(const TrainConfig& config) {
   ModelSource source;
@@ -177,8 +177,7 @@ train::TrainerOptions make_trainer_options(const TrainConfig& config, int64_t nu
   options.temperature = options.sft ? 1.0f : static_cast<float>(config.rollout.temperature);
   options.schedule = train::parse_schedule(config.optim.lr_scheduler_type);
   options.learning_rate = config.optim.learning_rate;
-  options.warmup_updates =
-      config.optim.warmup_steps * options.num_iterations * options.mini_batches;
+  options.warmup_updates = config.optim.warmup_steps;
   options.num_updates = num_steps * options.num_iterations * options.mini_batches;
   options.adamw = {config.optim.adam_beta1, config.optim.adam_beta2, config.optim.adam_epsilon,
                    config.optim.weight_decay, config.optim.max_grad_norm};

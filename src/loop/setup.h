@@ -33,6 +33,10 @@ PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConf
 std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelConfig& model,
                                      int64_t num_known, const PolicyOptions& options);
 
+// Whether clip bounds are calibrated: asked for, and more than one update per rollout (with one,
+// every ratio is 1 and there is nothing to clip).
+bool calibrated(const TrainConfig& config);
+
 train::TrainerOptions make_trainer_options(const TrainConfig& config, int64_t num_steps);
 
 // The reward functions of the config, in order, the external command last.

@@ -36,7 +36,8 @@ ArithmeticTask::ArithmeticTask(int64_t digits, int64_t eval_size, int64_t seed) 
     const int64_t a = order[i] / numbers;
     const int64_t b = order[i] % numbers;
     (i < eval_size ? eval_ : train_)
-        .push_back({fmt::format("{}+{}=", a, b), fmt::format("{}", a + b)});
+        .push_back({fmt::format("{0:0{2}}+{1:0{2}}=", a, b, digits),
+                    fmt::format("{0:0{1}}", a + b, digits + 1)});
   }
 }
 
@@ -46,11 +47,12 @@ std::string ArithmeticTask::demonstrate(const Problem& problem, double wrong_sha
                          .step = static_cast<uint32_t>(step),
                          .prompt = static_cast<uint32_t>(index)},
                         RngUse::kTask);
-  std::string answer = problem.answer;
-  if (random.next_unit() >= wrong_share) return answer;
-  char& digit = answer[random.next_below(static_cast<uint32_t>(answer.size()))];
-  digit = static_cast<char>('0' + (digit - '0' + 1 + random.next_below(9)) % 10);
-  return answer;
+  if (random.next_unit() >= wrong_share) return problem.answer;
+  constexpr int64_t kOffsets[] = {-10, -1, 1, 10};
+  int64_t limit = 2;  // above the largest sum, 2 (10^digits − 1)
+  for (size_t i = 1; i < problem.answer.size(); ++i) limit *= 10;
+  const int64_t wrong = std::stoll(problem.answer) + kOffsets[random.next_below(4)];
+  return fmt::format("{0:0{1}}", std::clamp<int64_t>(wrong, 0, limit - 1), problem.answer.size());
 }
 
 std::string ArithmeticTask::tokenizer_json() {

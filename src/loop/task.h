@@ -8,12 +8,12 @@
 namespace octet::loop {
 
 struct Problem {
-  std::string prompt;  // "47+85="
-  std::string answer;  // "132"
+  std::string prompt;  // "47+08="
+  std::string answer;  // "055"
 };
 
-// Sums of two numbers of up to `digits` digits. All problems, in an order that `seed` decides; the
-// first `eval_size` are held out.
+// Sums of two numbers of `digits` digits, zeros in front included. All problems, in an order that
+// `seed` decides; the first `eval_size` are held out.
 class ArithmeticTask {
  public:
   // Error where digits is not in 1 … 3 or nothing would be left to train on.
@@ -22,8 +22,8 @@ class ArithmeticTask {
   const std::vector<Problem>& train() const { return train_; }
   const std::vector<Problem>& eval() const { return eval_; }
 
-  // A demonstration's answer: with probability `wrong_share` one of its digits is another one. The
-  // draw is a function of (seed, step, index).
+  // A demonstration's answer: with probability `wrong_share` it is off by one or by ten. The draw
+  // is a function of (seed, step, index).
   static std::string demonstrate(const Problem& problem, double wrong_share, int64_t seed,
                                  int64_t step, int64_t index);
 

@@ -11,9 +11,9 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/strings.h"
 #include "loop/checkpoint.h"
 #include "loop/run_folder.h"
+#include "loop/run_identity.h"
 #include "loop/samples.h"
 #include "loop/setup.h"
 #include "model/scoring.h"
@@ -33,40 +33,15 @@ int64_t num_steps(const TrainConfig& config, int64_t num_train) {
   return static_cast<int64_t>(std::ceil(rows / static_cast<double>(config.train.prompts_per_step)));
 }
 
-// A resumed run must be the run that was stopped, but for how long it goes and how it is watched.
-void check_same_run(const TrainConfig& now, const std::string& config_path) {
-  TrainConfig before = read_config(config_path);
-  before.train.max_steps = now.train.max_steps;
-  before.train.num_train_epochs = now.train.num_train_epochs;
-  before.train.save_steps = now.train.save_steps;
-  before.train.save_total_limit = now.train.save_total_limit;
-  before.train.eval_steps = now.train.eval_steps;
-  before.train.logging_steps = now.train.logging_steps;
-  before.train.log_completions_steps = now.train.log_completions_steps;
-  const int64_t seed = before.run.seed;
-  before.run = now.run;
-  before.run.seed = seed;
-  if (before == now) return;
-  const std::vector<std::string> a = split(print_config(before), '\n');
-  const std::vector<std::string> b = split(print_config(now), '\n');
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    if (a[i] == b[i]) continue;
-    fail_usage(config_path,
-               "a resumed run must keep its config, but \"{}\" has become \"{}\"; restore it "
-               "or start a new run in another run.dir",
-               trim(a[i]), trim(b[i]));
-  }
-  fail_usage(config_path, "a resumed run must keep its config, but sections were added or removed");
-}
-
 class TrainRun {
  public:
   TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOptions& options);
   RunResult run();
 
  private:
-  Json provenance() const;
+  void set_up();
   void restore();
+  void tell(int64_t step, std::string_view kind, const std::string& message);
   observe::MetricList rl_step(int64_t step);
   observe::MetricList sft_step(int64_t step);
   void score_reference(std::span<train::TrainSample> samples);
@@ -84,6 +59,7 @@ class TrainRun {
   DataSource data_;
   int64_t num_known_;
   PolicyOptions policy_options_;
+  Json provenance_;
   std::optional<RunFolder> folder_;
   std::vector<std::unique_ptr<reward::Reward>> rewards_;
   std::optional<Policy> policy_;
@@ -95,8 +71,9 @@ class TrainRun {
   std::optional<observe::Progress> progress_;
   int64_t num_steps_ = 0;
   int64_t first_step_ = 0;
-  int64_t num_tokens_ = 0;  // trained on, prompts included
-  int64_t reported_failures_ = 0;
+  int64_t num_tokens_ = 0;                         // trained on, prompts included
+  std::optional<observe::MetricList> unfinished_;  // of a step whose evaluation is still to come
+  std::vector<int64_t> reported_failures_;         // by reward
   double rollout_seconds_ = 0, reward_seconds_ = 0, train_seconds_ = 0;
   std::vector<observe::CompletionRecord> last_records_;
 };
@@ -115,11 +92,25 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
              options.memory_limit);
   num_steps_ = num_steps(config, data_.num_train());
 
-  folder_ = options.resume ? RunFolder::open(config.run.dir)
-                           : RunFolder::create(config.run.dir, print_config(config), provenance());
-  if (options.resume) check_same_run(config, folder_->config_path());
-  events_.emplace(folder_->events_path());
+  provenance_ = make_provenance(backend, config, source_, data_, num_steps_);
+  if (options.resume) {
+    folder_ = RunFolder::open(config.run.dir);
+    check_same_run(config, folder_->config_path());
+  } else {
+    folder_ = RunFolder::create(config.run.dir, print_config(config), provenance_);
+  }
+  try {
+    set_up();
+  } catch (...) {
+    if (!options.resume) folder_->discard();
+    throw;
+  }
+}
 
+// Everything that may still fail before there is something to keep.
+void TrainRun::set_up() {
+  ops::Backend& backend = backend_;
+  const TrainConfig& config = config_;
   policy_.emplace(backend.allocator(), source_.config, num_known_, policy_options_);
   fill_weights(backend, config, policy_->model());
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
@@ -137,48 +128,51 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
   engine_.emplace(backend, policy_->decoder(), policy_->head(), policy_->pages(), tokenizer,
                   rollout::EngineOptions{.max_num_seqs = config.rollout.max_num_seqs});
   sampler_.emplace(config, source_.text_side, *engine_, rewards_);
-}
-
-Json TrainRun::provenance() const {
-  Json p = Json::object();
-  p["octet_version"] = OCTET_VERSION;
-  p["backend"] = backend_.name();
-  p["flow"] = config_.precision.flow;
-  p["load_in_fp8"] = config_.model.load_in_fp8;
-  p["kv_cache_dtype"] = config_.model.kv_cache_dtype;
-  p["model"] = {{"path", config_.model.path},
-                {"model_type", source_.config.model_type},
-                {"num_hidden_layers", source_.config.num_hidden_layers},
-                {"hidden_size", source_.config.hidden_size},
-                {"vocab_size", source_.config.vocab_size}};
-  p["max_seq_length"] = config_.model.max_seq_length;
-  p["batch"] = {{"prompts_per_step", config_.train.prompts_per_step},
-                {"num_generations", config_.rollout.num_generations},
-                {"mini_batches", config_.train.mini_batches},
-                {"micro_batch_tokens", config_.train.micro_batch_tokens}};
-  p["optim"] = config_.optim.optim;
-  p["seed"] = config_.run.seed;
-  p["data"] = data_.provenance();
-  p["num_steps"] = num_steps_;
-  return p;
+  events_.emplace(folder_->events_path());
 }
 
 void TrainRun::restore() {
   std::vector<std::string> problems;
   const std::optional<CheckpointPlace> place = folder_->newest_whole_checkpoint(problems);
-  for (const std::string& problem : problems) {
-    log_warning("{}", problem);
-    events_->write(0, "checkpoint_damaged", problem);
-  }
+  for (const std::string& problem : problems) tell(0, "checkpoint_damaged", problem);
   if (place) {
     const Json extra = restore_state(backend_, policy_->model(), *trainer_, place->path);
-    first_step_ = extra.at("steps_done").get<int64_t>();
-    num_tokens_ = extra.at("num_tokens").get<int64_t>();
+    try {
+      first_step_ = extra.at("steps_done").get<int64_t>();
+      num_tokens_ = extra.at("num_tokens").get<int64_t>();
+      if (extra.contains("unfinished")) {
+        unfinished_.emplace();
+        for (const Json& entry : extra["unfinished"]) {
+          unfinished_->emplace_back(
+              entry.at(0), entry.at(1).is_null() ? std::nan("") : entry.at(1).get<double>());
+        }
+      }
+    } catch (const nlohmann::json::exception& error) {
+      fail(place->path, "the run's counters are required, but: {}", error.what());
+    }
   }
   folder_->drop_after(first_step_);
+  folder_->write_config(print_config(config_));
+  Json provenance = read_json_file(folder_->provenance_path());
+  const std::string backend = backend_.name();
+  if (const Json before = provenance.value("backend", Json()); before != backend) {
+    provenance["resumed_on"] = backend;
+    tell(first_step_, "backend_changed",
+         fmt::format("the run was started on {} and goes on on \"{}\", so that its bytes differ "
+                     "from those of a run that never stopped",
+                     before.dump(), backend));
+  }
+  provenance["num_steps"] = num_steps_;
+  folder_->write_provenance(provenance);
   events_->write(first_step_, "resume",
                  place ? "continues from " + place->path
                        : "no whole checkpoint was found; the run starts again");
+}
+
+// A warning for the terminal and events.jsonl.
+void TrainRun::tell(int64_t step, std::string_view kind, const std::string& message) {
+  log_warning("{}", message);
+  events_->write(step, kind, message);
 }
 
 RunResult TrainRun::run() {
@@ -188,12 +182,27 @@ RunResult TrainRun::run() {
     restore();
   } else {
     events_->write(0, "start", fmt::format("{} steps on {}", num_steps_, backend_.name()));
+    if (data_.num_left_out() + data_.num_eval_left_out() > 0) {
+      tell(0, "rows_left_out",
+           fmt::format("{} rows to train on and {} to evaluate on are longer than "
+                       "max_prompt_length or max_seq_length and are left out",
+                       data_.num_left_out(), data_.num_eval_left_out()));
+    }
+    if (config_.clip.mode == "calibrated" && !calibrated(config_)) {
+      tell(0, "calibration_idle",
+           "clip.mode = \"calibrated\" has nothing to do: with one update per rollout every ratio "
+           "is 1; raise train.mini_batches or algorithm.num_iterations to use it");
+    }
   }
   // A run that starts, or starts again, writes its evaluation before the first step as step 0.
-  observe::MetricsFile metrics_file(folder_->metrics_path(), first_step_ > 0 ? first_step_ : -1);
+  if (first_step_ == 0 && eval_due(0)) unfinished_.emplace();
+  const int64_t last_recorded = unfinished_ ? first_step_ - 1 : first_step_;
+  observe::MetricsFile metrics_file(folder_->metrics_path(), last_recorded);
   std::optional<observe::TensorBoardWriter> tensorboard;
   for (const std::string& sink : config_.run.report_to) {
-    if (sink == "tensorboard") tensorboard.emplace(folder_->tensorboard_path(), first_step_);
+    if (sink != "tensorboard") continue;
+    const int64_t first = options_.resume ? std::max<int64_t>(1, last_recorded + 1) : 0;
+    tensorboard.emplace(folder_->tensorboard_path(), first);
   }
   const auto record = [&](int64_t step, const observe::MetricList& metrics) {
     metrics_file.write(step, metrics);
@@ -218,14 +227,23 @@ RunResult TrainRun::run() {
     return result;
   };
 
-  try {
-    if (first_step_ == 0 && !data_.eval().empty() && !rewards_.empty()) {
-      observe::MetricList metrics;
-      evaluate_into(metrics);
-      record(0, metrics);
+  // Adds the evaluation where one is due and records the step; false where a request to stop came
+  // in between. The step itself is whole then, and its evaluation is left for the resumed run.
+  const auto finish = [&](int64_t steps_done, observe::MetricList& metrics) {
+    unfinished_ = metrics;
+    try {
+      if (eval_due(steps_done)) evaluate_into(metrics);
+    } catch (const Interrupted&) {
+      return false;
     }
-  } catch (const Interrupted&) {
-    return stop(0);
+    unfinished_.reset();
+    record(steps_done, metrics);
+    return true;
+  };
+
+  if (unfinished_) {
+    observe::MetricList metrics = *unfinished_;
+    if (!finish(first_step_, metrics)) return stop(first_step_);
   }
   for (int64_t step = first_step_; step < num_steps_; ++step) {
     if (interrupted()) return stop(step);
@@ -243,25 +261,20 @@ RunResult TrainRun::run() {
     metrics.emplace_back("step_time", step_time);
     if (config_.is_rl()) {
       metrics.emplace_back("time/rollout", rollout_seconds_ / step_time);
+      metrics.emplace_back("time/reward", reward_seconds_ / step_time);
       metrics.emplace_back("time/train", train_seconds_ / step_time);
     }
-    try {
-      if (eval_due(done)) evaluate_into(metrics);
-    } catch (const Interrupted&) {
-      // The step itself is whole; its evaluation is left out.
-    }
-    record(done, metrics);
     if (config_.is_rl() && config_.train.log_completions_steps > 0 &&
         (step % config_.train.log_completions_steps == 0 || done == num_steps_)) {
       observe::write_completions(folder_->completions_path(), done, last_records_);
     }
+    if (!finish(done, metrics)) return stop(done);
     report_reward_failures(done);
     progress_->update(done, note(metrics));
     if (step == 0 && config_.is_rl()) {
       progress_->message(
           "note: the policy loss starts near 0 because every ratio is 1 and advantages are "
-          "centred; "
-          "watch reward and grad_norm instead");
+          "centred; watch reward and grad_norm instead");
     }
     const bool save_due = config_.train.save_steps > 0 && done % config_.train.save_steps == 0;
     if (save_due || done == num_steps_) save(done);
@@ -282,10 +295,11 @@ observe::MetricList TrainRun::rl_step(int64_t step) {
 
   const double started = now_seconds();
   SampleBatch batch = sampler_->rollout(prompts, step, {});
-  rollout_seconds_ = now_seconds() - started;
+  reward_seconds_ = batch.reward_seconds;
+  rollout_seconds_ = now_seconds() - started - reward_seconds_;
   if (config_.algorithm.beta != 0) score_reference(batch.samples);
   rl::MetricList updates = trainer_->step(batch.samples, step);
-  train_seconds_ = now_seconds() - started - rollout_seconds_;
+  train_seconds_ = now_seconds() - started - rollout_seconds_ - reward_seconds_;
 
   int64_t sampled = 0;
   for (const train::TrainSample& sample : batch.samples) {
@@ -329,20 +343,42 @@ observe::MetricList TrainRun::sft_step(int64_t step) {
 }
 
 bool TrainRun::eval_due(int64_t steps_done) const {
-  if (data_.eval().empty() || rewards_.empty()) return false;
+  const bool has_eval =
+      rewards_.empty() ? !data_.eval_demonstrations().empty() : !data_.eval().empty();
   const int64_t every = config_.train.eval_steps;
-  return steps_done == num_steps_ || (every > 0 && steps_done % every == 0);
+  return has_eval &&
+         (steps_done == 0 || steps_done == num_steps_ || (every > 0 && steps_done % every == 0));
 }
 
 void TrainRun::evaluate_into(observe::MetricList& metrics) {
-  const observe::MetricList evaluation = sampler_->evaluate(data_.eval());
-  metrics.insert(metrics.end(), evaluation.begin(), evaluation.end());
+  if (!rewards_.empty()) {
+    const observe::MetricList evaluation = sampler_->evaluate(data_.eval());
+    metrics.insert(metrics.end(), evaluation.begin(), evaluation.end());
+    return;
+  }
+  std::vector<model::ScoringRequest> requests;
+  for (const DemonstrationRow& row : data_.eval_demonstrations()) {
+    requests.push_back({row.ids, row.first_target});
+  }
+  double sum = 0;
+  int64_t count = 0;
+  for (const model::TokenScores& scores :
+       model::score_sequences(backend_, policy_->decoder(), policy_->head(), policy_->pages(),
+                              requests, 1.0f, {}, config_.train.micro_batch_tokens)) {
+    for (const float log_prob : scores.log_probs) sum -= log_prob;
+    count += static_cast<int64_t>(scores.log_probs.size());
+  }
+  metrics.emplace_back("eval/loss", sum / static_cast<double>(count));
 }
 
 void TrainRun::save(int64_t steps_done) {
   Json extra = Json::object();
   extra["steps_done"] = steps_done;
   extra["num_tokens"] = num_tokens_;
+  if (unfinished_) {
+    extra["unfinished"] = Json::array();
+    for (const auto& [name, value] : *unfinished_) extra["unfinished"].push_back({name, value});
+  }
   folder_->save_checkpoint(steps_done, [&](const std::string& path) {
     save_state(backend_, policy_->model(), *trainer_, extra, path);
   });
@@ -369,7 +405,8 @@ std::string TrainRun::note(const observe::MetricList& metrics) const {
                                     {"grad_norm", "grad"},
                                     {"calibration/low", "L"},
                                     {"calibration/high", "H"},
-                                    {"eval/reward", "eval"}}) {
+                                    {"eval/reward", "eval"},
+                                    {"eval/loss", "eval loss"}}) {
     if (config_.is_rl() && std::string_view(name) == "loss") continue;
     for (const auto& [key, value] : metrics) {
       if (key == name) text += fmt::format("{}{} {:.3g}", text.empty() ? "" : "  ", label, value);
@@ -379,15 +416,17 @@ std::string TrainRun::note(const observe::MetricList& metrics) const {
 }
 
 void TrainRun::report_reward_failures(int64_t step) {
-  for (const auto& reward : rewards_) {
+  reported_failures_.resize(rewards_.size());
+  for (size_t f = 0; f < rewards_.size(); ++f) {
+    const auto& reward = rewards_[f];
     const reward::RewardFailures failures = reward->failures();
-    if (failures.num_failed_samples <= reported_failures_) continue;
+    if (failures.num_failed_samples <= reported_failures_[f]) continue;
     const std::string message =
         fmt::format("the reward {} left {} samples without a reward so far: {}", reward->name(),
                     failures.num_failed_samples, failures.last_reason);
     events_->write(step, "reward_failed", message);
     progress_->message("warning: " + message);
-    reported_failures_ = failures.num_failed_samples;
+    reported_failures_[f] = failures.num_failed_samples;
   }
 }
 

@@ -13,6 +13,11 @@ namespace octet::tensor {
 
 class Buffer;
 
+// At least 256-byte aligned memory, contents undefined, for std::free; null where there is none.
+// Large blocks lie in huge pages where the system has them: rows of wide matrices are further apart
+// than a small page, and their translations would not fit the processor's tables.
+void* allocate_aligned(int64_t num_bytes);
+
 // Where buffers come from. Accounting is exact; allocation past the limit throws Error naming the
 // label, the bytes asked for, in use and allowed, and what to change. One thread at a time.
 class Allocator {

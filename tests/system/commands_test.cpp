@@ -119,6 +119,17 @@ TEST_F(Tokenize, TextAndIdsBothWays) {
   EXPECT_EQ(run({}, "{\"text\":\"cab\"}").out, "2 0 1\n");
 }
 
+TEST_F(Tokenize, ArgumentsAreTextsAsTheyStand) {
+  write_text(file_, text::make_character_tokenizer("[,]a-trin ", {}));
+  const auto run = [&](const std::vector<std::string>& texts) {
+    std::vector<std::string> arguments = {"tokenize", "--tokenizer", file_};
+    arguments.insert(arguments.end(), texts.begin(), texts.end());
+    return octet(arguments).out;
+  };
+  EXPECT_EQ(run({"[a,a]", "[a", "train"}), "0 3 1 3 2\n0 3\n5 6 3 7 8\n");
+  EXPECT_EQ(run({"--", "-a"}), "4 3\n");
+}
+
 TEST_F(Tokenize, ConversationsThroughATemplate) {
   write_text(folder_.path("template.jinja"),
              "{% for m in messages %}{{ m.content }}<end>{% endfor %}"

@@ -15,6 +15,8 @@ const float* decode_table(tensor::DType format);  // the value of each code
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "backend/cpu/decode-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace octet::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -146,12 +148,14 @@ struct E5M2 {
   static constexpr uint32_t kLargestCode = 0x7B;
 };
 
+HWY_INLINE int64_t count(hn::Mask<U32> mask) {
+  return static_cast<int64_t>(hn::CountTrue(U32(), mask));
+}
+
 template <class Format>
-HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
-                                 WordVec& underflowed, WordVec& not_a_number) {
+HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, ops::QuantizeCounters& counters) {
   const F32 df;
   const U32 du;
-  const WordVec one = hn::Set(du, 1);
   const WordVec bits = hn::BitCast(du, hn::Div(x, scale));
   const WordVec magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFF));
   const auto is_nan = hn::Gt(magnitude, hn::Set(du, 0x7F800000));
@@ -159,7 +163,7 @@ HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
       hn::BitCast(df, hn::Min(magnitude, hn::BitCast(du, hn::Set(df, Format::kLargest))));
   const WordVec clamped_bits = hn::BitCast(du, clamped);
 
-  const WordVec odd = hn::And(hn::ShiftRight<Format::kShift>(clamped_bits), one);
+  const WordVec odd = hn::And(hn::ShiftRight<Format::kShift>(clamped_bits), hn::Set(du, 1));
   const WordVec half = hn::Set(du, (1u << (Format::kShift - 1)) - 1);
   const WordVec normal =
       hn::Sub(hn::ShiftRight<Format::kShift>(hn::Add(clamped_bits, hn::Add(odd, half))),
@@ -172,36 +176,24 @@ HWY_INLINE WordVec encode_vector(FloatVec x, FloatVec scale, WordVec& saturated,
   code = hn::IfThenElse(is_nan, hn::Set(du, 0x7F), code);
 
   const WordVec given = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7FFFFFFF));
-  saturated =
-      hn::Add(saturated, hn::IfThenElseZero(hn::Eq(code, hn::Set(du, Format::kLargestCode)), one));
-  underflowed = hn::Add(underflowed,
-                        hn::IfThenElseZero(hn::Eq(code, hn::Zero(du)),
-                                           hn::IfThenElseZero(hn::Ne(given, hn::Zero(du)), one)));
-  not_a_number = hn::Add(not_a_number, hn::IfThenElseZero(is_nan, one));
+  const auto underflows = hn::And(hn::Eq(code, hn::Zero(du)), hn::Ne(given, hn::Zero(du)));
+  counters.saturated += count(hn::Eq(code, hn::Set(du, Format::kLargestCode)));
+  counters.underflowed += count(underflows);
+  counters.not_a_number += count(is_nan);
   return hn::Or(code, hn::ShiftLeft<7>(hn::ShiftRight<31>(bits)));
-}
-
-int64_t sum_of_lanes(WordVec counts) {
-  uint32_t lanes[kLanes];
-  hn::StoreU(counts, U32(), lanes);
-  int64_t sum = 0;
-  for (const uint32_t lane : lanes) sum += lane;
-  return sum;
 }
 
 // `scales` has one entry per element, or one for all.
 template <class Format, bool kByColumn>
 void encode_as(const float* x, int64_t count, const float* scales, uint8_t* codes,
                ops::QuantizeCounters& counters) {
-  WordVec saturated = hn::Zero(U32());
-  WordVec underflowed = hn::Zero(U32());
-  WordVec not_a_number = hn::Zero(U32());
+  // The counters are of this call, so that they stay in registers.
+  ops::QuantizeCounters found;
   const FloatVec common = hn::Set(F32(), scales[0]);
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const FloatVec scale = kByColumn ? hn::LoadU(F32(), scales + i) : common;
-    const WordVec code =
-        encode_vector<Format>(hn::LoadU(F32(), x + i), scale, saturated, underflowed, not_a_number);
+    const WordVec code = encode_vector<Format>(hn::LoadU(F32(), x + i), scale, found);
     hn::StoreU(hn::TruncateTo(U8(), code), U8(), codes + i);
   }
   if (kLanes > 1 && i < count) {
@@ -212,15 +204,15 @@ void encode_as(const float* x, int64_t count, const float* scales, uint8_t* code
     for (float& divisor : divisors) divisor = scales[0];
     std::memcpy(values, x + i, rest * sizeof(float));
     if (kByColumn) std::memcpy(divisors, scales + i, rest * sizeof(float));
-    const WordVec code = encode_vector<Format>(hn::LoadU(F32(), values), hn::LoadU(F32(), divisors),
-                                               saturated, underflowed, not_a_number);
+    const WordVec code =
+        encode_vector<Format>(hn::LoadU(F32(), values), hn::LoadU(F32(), divisors), found);
     hn::StoreU(hn::TruncateTo(U8(), code), U8(), result);
     std::memcpy(codes + i, result, rest);
   }
   counters.elements += count;
-  counters.saturated += sum_of_lanes(saturated);
-  counters.underflowed += sum_of_lanes(underflowed);
-  counters.not_a_number += sum_of_lanes(not_a_number);
+  counters.saturated += found.saturated;
+  counters.underflowed += found.underflowed;
+  counters.not_a_number += found.not_a_number;
 }
 
 void encode(const float* x, int64_t count, float scale, tensor::DType format, uint8_t* codes,
@@ -242,49 +234,21 @@ void encode_by_column(const float* x, int64_t count, const float* scales, tensor
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-using HalfWords = hn::ScalableTag<uint16_t>;
-using HalfVec = hn::Vec<HalfWords>;
-
-// The codes as F16. E5M2 is the upper half of F16. An E4M3 code, moved down by a bit from there
-// under its sign, is 2^-8 of its value; its NaN becomes one of F16.
-template <tensor::DType kFormat>
-HWY_INLINE HalfVec to_f16(HalfVec high) {
-  const HalfWords d16;
-  if constexpr (kFormat == tensor::DType::kE5M2) return high;
-  const hn::RebindToSigned<HalfWords> s16;
-  const HalfVec nan = hn::Set(d16, 0x7F00);
-  const HalfVec moved =
-      hn::And(hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(s16, high))), hn::Set(d16, 0xBFFF));
-  return hn::IfThenElse(hn::Eq(hn::And(high, nan), nan), high, moved);
-}
-
-// Two vectors of values. The conversion takes subnormal F16 at full speed.
-template <tensor::DType kFormat>
-HWY_INLINE void decode_two_vectors(const uint8_t* codes, float* out) {
-  const HalfWords d16;
-  const hn::Rebind<uint8_t, HalfWords> d8;
-  const hn::Half<hn::Repartition<hwy::float16_t, HalfWords>> f16;
-  const HalfVec half = to_f16<kFormat>(hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes))));
-  FloatVec low = hn::PromoteTo(F32(), hn::BitCast(f16, hn::LowerHalf(half)));
-  FloatVec high =
-      hn::PromoteTo(F32(), hn::BitCast(f16, hn::UpperHalf(hn::Half<HalfWords>(), half)));
-  if constexpr (kFormat == tensor::DType::kE4M3) {
-    low = hn::Mul(low, hn::Set(F32(), 256.0f));
-    high = hn::Mul(high, hn::Set(F32(), 256.0f));
-  }
-  hn::StoreU(low, F32(), out);
-  hn::StoreU(high, F32(), out + kLanes);
-}
-
 template <tensor::DType kFormat>
 void decode_as(const uint8_t* codes, int64_t count, float* out) {
   int64_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two_vectors<kFormat>(codes + i, out + i);
+  const auto decode_two = [](const uint8_t* from, float* to) HWY_ATTR {
+    FloatVec low, high;
+    decode_two_vectors<kFormat>(from, low, high);
+    hn::StoreU(low, F32(), to);
+    hn::StoreU(high, F32(), to + kLanes);
+  };
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) decode_two(codes + i, out + i);
   if (i == count) return;
   uint8_t padded[2 * kLanes] = {};
   float values[2 * kLanes];
   std::memcpy(padded, codes + i, static_cast<size_t>(count - i));
-  decode_two_vectors<kFormat>(padded, values);
+  decode_two(padded, values);
   std::memcpy(out + i, values, static_cast<size_t>(count - i) * sizeof(float));
 }
 

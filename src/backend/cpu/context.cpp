@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "tensor/buffer.h"
 
 namespace octet::cpu {
 
@@ -10,10 +11,9 @@ void Scratch::Free::operator()(void* data) const { std::free(data); }
 
 void* Scratch::take(int64_t num_bytes) {
   if (num_bytes > num_bytes_) {
-    const int64_t padded = (num_bytes + 63) / 64 * 64;
-    data_.reset(std::aligned_alloc(64, static_cast<size_t>(padded)));
+    data_.reset(tensor::allocate_aligned(num_bytes));
     OCTET_ASSERT(data_ != nullptr);
-    num_bytes_ = padded;
+    num_bytes_ = num_bytes;
   }
   return data_.get();
 }

@@ -1,7 +1,6 @@
 #include "backend/cpu/gemm_kernels.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "backend/cpu/dispatch.h"
 #include "tensor/codec.h"
@@ -11,67 +10,10 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "backend/cpu/gemm_vectors-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace octet::cpu::HWY_NAMESPACE {
-
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-namespace hn = hwy::HWY_NAMESPACE;
-using F32 = hn::CappedTag<float, kMaxLanes>;
-using FloatVec = hn::Vec<F32>;
-constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
-HWY_INLINE FloatVec zeros() { return hn::Zero(F32()); }
-HWY_INLINE FloatVec all(float value) { return hn::Set(F32(), value); }
-HWY_INLINE FloatVec load(const float* from) { return hn::LoadU(F32(), from); }
-HWY_INLINE void store(FloatVec v, float* to) { hn::StoreU(v, F32(), to); }
-// Keeps v in a register: the compiler would load it again for each product, and loads are scarce.
-HWY_INLINE FloatVec load_once(const float* from) {
-  FloatVec v = load(from);
-  asm("" : "+v"(v.raw));
-  return v;
-}
-HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return hn::Mul(x, y); }
-HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return hn::MulAdd(x, y, z); }
-
-// out[j] = the sum of the lanes of v[j]: in each 128 bits (0 + 2) + (1 + 3), then these in order.
-HWY_INLINE void store_sums(const FloatVec (&v)[kDotColumns], float* out) {
-  const F32 df;
-  const hn::Repartition<double, F32> dd;
-  const auto fold = [df](FloatVec x, FloatVec y) HWY_ATTR {
-    return hn::Add(hn::InterleaveLower(df, x, y), hn::InterleaveUpper(df, x, y));
-  };
-  const auto low = hn::BitCast(dd, fold(v[0], v[1]));
-  const auto high = hn::BitCast(dd, fold(v[2], v[3]));
-  const FloatVec sums = hn::Add(hn::BitCast(df, hn::InterleaveLower(dd, low, high)),
-                                hn::BitCast(df, hn::InterleaveUpper(dd, low, high)));
-  float lanes[kLanes];
-  store(sums, lanes);
-  for (int64_t j = 0; j < kDotColumns; ++j) {
-    float sum = lanes[j];
-    for (int64_t part = 4; part < kLanes; part += 4) sum += lanes[part + j];
-    out[j] = sum;
-  }
-}
-#else
-// Highway's baseline has one lane or four, as the compiler's version has it; the compiler's own
-// vectors always have four, and no fused multiply-add, so the bytes are the same everywhere.
-using FloatVec = float __attribute__((vector_size(16)));
-constexpr int64_t kLanes = 4;
-HWY_INLINE FloatVec zeros() { return FloatVec{}; }
-HWY_INLINE FloatVec all(float value) { return FloatVec{value, value, value, value}; }
-HWY_INLINE FloatVec load(const float* from) {
-  FloatVec v;
-  std::memcpy(&v, from, sizeof(v));
-  return v;
-}
-HWY_INLINE FloatVec load_once(const float* from) { return load(from); }
-HWY_INLINE void store(FloatVec v, float* to) { std::memcpy(to, &v, sizeof(v)); }
-HWY_INLINE FloatVec multiply(FloatVec x, FloatVec y) { return x * y; }
-HWY_INLINE FloatVec multiply_add(FloatVec x, FloatVec y, FloatVec z) { return x * y + z; }
-
-HWY_INLINE void store_sums(const FloatVec (&v)[kDotColumns], float* out) {
-  for (int64_t j = 0; j < kDotColumns; ++j) out[j] = (v[j][0] + v[j][2]) + (v[j][1] + v[j][3]);
-}
-#endif
 
 // Rows of a tile: as many accumulators as the registers hold beside the operands.
 constexpr int kDotRows = kLanes == 16 ? 6 : 3;
@@ -79,7 +21,36 @@ constexpr int kScaledDotRows = kLanes == 4 ? 1 : 3;
 constexpr int kOuterRows = kLanes == 4 ? 2 : 6;
 constexpr int kOuterVectors = kLanes == 8 ? 2 : 4;
 
-#define OCTET_UNROLL _Pragma("GCC unroll 8")
+// Asks for the lines of an Ahead, a few after each piece of arithmetic: all at once would stall it.
+class Prefetcher {
+ public:
+  Prefetcher(const Ahead& ahead, int64_t num_pieces)
+      : row_(static_cast<const char*>(ahead.data)), ahead_(ahead), rows_left_(ahead.rows) {
+    const int64_t lines = ahead.rows * ((ahead.row_bytes + kLine - 1) / kLine);
+    lines_per_piece_ = (lines + num_pieces - 1) / num_pieces;
+  }
+  HWY_INLINE void after_piece() {
+    for (int64_t i = 0; i < lines_per_piece_ && rows_left_ > 0; ++i) {
+      __builtin_prefetch(row_ + offset_, 0, 2);
+      offset_ += kLine;
+      if (offset_ >= ahead_.row_bytes) {
+        offset_ = 0;
+        row_ += ahead_.stride_bytes;
+        --rows_left_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;  // bytes
+  const char* row_;
+  const Ahead& ahead_;
+  int64_t rows_left_;
+  int64_t offset_ = 0;
+  int64_t lines_per_piece_;
+};
+
+HWY_INLINE int64_t count_tiles(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
 
 // sum += products of the k from `begin` to `end`.
 template <int kRows>
@@ -110,7 +81,8 @@ HWY_INLINE void add_products(FloatVec (&sum)[kRows][kDotColumns], const float* c
 }
 
 template <int kRows, bool kScaled>
-HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
+HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column,
+                         Prefetcher& prefetcher) {
   const float* a[kRows];
   FloatVec total[kRows][kDotColumns];
   OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -146,9 +118,13 @@ HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
       }
       ++a_scale;
       ++b_scale;
+      prefetcher.after_piece();
     }
   } else {
-    add_products(total, a, b, 0, block.depth);
+    for (int64_t begin = 0; begin < block.depth; begin += tensor::kScaleBlock) {
+      add_products(total, a, b, begin, std::min(begin + tensor::kScaleBlock, block.depth));
+      prefetcher.after_piece();
+    }
   }
   OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
     if (block.last) {
@@ -164,67 +140,104 @@ HWY_INLINE void dot_tile(const DotBlock& block, int64_t row, int64_t column) {
 // Tiles of kRows rows; what is left over goes to smaller tiles. All columns of a group of rows in
 // turn, so that the rows of `a` stay near.
 template <int kRows, bool kScaled>
-void dot_rows(const DotBlock& block, int64_t row) {
+void dot_rows(const DotBlock& block, int64_t row, Prefetcher& prefetcher) {
   for (; row + kRows <= block.rows; row += kRows) {
     for (int64_t column = 0; column < block.columns; column += kDotColumns) {
-      dot_tile<kRows, kScaled>(block, row, column);
+      dot_tile<kRows, kScaled>(block, row, column, prefetcher);
     }
   }
   if constexpr (kRows > 1) {
-    if (row < block.rows) dot_rows<kRows - 1, kScaled>(block, row);
+    if (row < block.rows) dot_rows<kRows - 1, kScaled>(block, row, prefetcher);
   }
 }
 
 void dot(const DotBlock& block) {
-  if (block.a_scales != nullptr) {
-    dot_rows<kScaledDotRows, true>(block, 0);
+  const bool scaled = block.a_scales != nullptr;
+  const int64_t tiles = count_tiles(block.rows, scaled ? kScaledDotRows : kDotRows) *
+                        count_tiles(block.columns, kDotColumns);
+  Prefetcher prefetcher(block.ahead, tiles * count_tiles(block.depth, tensor::kScaleBlock));
+  if (scaled) {
+    dot_rows<kScaledDotRows, true>(block, 0, prefetcher);
   } else {
-    dot_rows<kDotRows, false>(block, 0);
+    dot_rows<kDotRows, false>(block, 0, prefetcher);
+  }
+}
+
+constexpr int64_t kOuterPiece = 16;  // of k
+
+// The part of `out` that the tile after this one adds to.
+template <int kRows>
+HWY_INLINE void prefetch_next_out(const OuterBlock& block, int64_t row, int64_t column) {
+  constexpr int64_t kColumns = kOuterVectors * kLanes;
+  row += kRows;
+  if (row >= block.rows) {
+    row = 0;
+    column += kColumns;
+  }
+  const float* out = block.out + row * block.out_stride + column;
+  OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+    for (int64_t j = 0; j < kColumns; j += 16)
+      __builtin_prefetch(out + r * block.out_stride + j, 1);
   }
 }
 
 template <int kRows>
-HWY_INLINE void outer_tile(const OuterBlock& block, int64_t row, int64_t column) {
+HWY_INLINE void outer_tile(const OuterBlock& block, int64_t row, int64_t column,
+                           Prefetcher& prefetcher) {
   const float* a = block.a + row * block.a_row;
   const float* b = block.b + column;
+  if (block.out != nullptr) prefetch_next_out<kRows>(block, row, column);
   FloatVec sum[kRows][kOuterVectors];
   OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
     OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) sum[r][j] = zeros();
   }
-  for (int64_t k = 0; k < block.depth; ++k) {
-    FloatVec v[kOuterVectors];
-    OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) v[j] = load(b + j * kLanes);
-    OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
-      const FloatVec u = all(a[r * block.a_row]);
-      OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
-        sum[r][j] = multiply_add(u, v[j], sum[r][j]);
+  for (int64_t k = 0; k < block.depth;) {
+    for (const int64_t end = std::min(k + kOuterPiece, block.depth); k < end; ++k) {
+      FloatVec v[kOuterVectors];
+      OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) v[j] = load(b + j * kLanes);
+      OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
+        const FloatVec u = all(a[r * block.a_row]);
+        OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+          sum[r][j] = multiply_add(u, v[j], sum[r][j]);
+        }
       }
+      a += block.a_column;
+      b += block.b_stride;
     }
-    a += block.a_column;
-    b += block.b_stride;
+    prefetcher.after_piece();
   }
+  const FloatVec alpha = all(block.alpha);
   OCTET_UNROLL for (int r = 0; r < kRows; ++r) {
-    float* c = block.c + (row + r) * block.c_stride + column;
     const FloatVec row_scale = all(block.row_scales[(row + r) * block.row_scale_stride]);
     OCTET_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
-      const FloatVec scale = multiply(row_scale, load(block.column_scales + column + j * kLanes));
-      const FloatVec before = load(c + j * kLanes);
-      store(multiply_add(sum[r][j], scale, before), c + j * kLanes);
+      const int64_t at = column + j * kLanes;
+      float* c = block.c + (row + r) * block.c_stride + at;
+      const FloatVec scale = multiply(row_scale, load(block.column_scales + at));
+      const FloatVec total = multiply_add(sum[r][j], scale, block.first ? zeros() : load(c));
+      if (block.out == nullptr) {
+        store(total, c);
+      } else {
+        float* out = block.out + (row + r) * block.out_stride + at;
+        store(add(multiply(total, alpha), load(out)), out);
+      }
     }
   }
 }
 
 template <int kRows>
-void outer_rows(const OuterBlock& block, int64_t row, int64_t column) {
-  for (; row + kRows <= block.rows; row += kRows) outer_tile<kRows>(block, row, column);
+void outer_rows(const OuterBlock& block, int64_t row, int64_t column, Prefetcher& prefetcher) {
+  for (; row + kRows <= block.rows; row += kRows) outer_tile<kRows>(block, row, column, prefetcher);
   if constexpr (kRows > 1) {
-    if (row < block.rows) outer_rows<kRows - 1>(block, row, column);
+    if (row < block.rows) outer_rows<kRows - 1>(block, row, column, prefetcher);
   }
 }
 
 void outer(const OuterBlock& block) {
-  for (int64_t column = 0; column < block.columns; column += kOuterVectors * kLanes) {
-    outer_rows<kOuterRows>(block, 0, column);
+  constexpr int64_t kColumns = kOuterVectors * kLanes;
+  const int64_t tiles = count_tiles(block.rows, kOuterRows) * count_tiles(block.columns, kColumns);
+  Prefetcher prefetcher(block.ahead, tiles * count_tiles(block.depth, kOuterPiece));
+  for (int64_t column = 0; column < block.columns; column += kColumns) {
+    outer_rows<kOuterRows>(block, 0, column, prefetcher);
   }
 }
 

@@ -17,6 +17,14 @@ namespace octet::cpu {
 constexpr int64_t kMaxLanes = 16;   // F32 in the widest vector
 constexpr int64_t kDotColumns = 4;  // columns of one tile of `dot`
 
+// Memory that the block after this one reads: it is brought near while this one is computed.
+struct Ahead {
+  const void* data = nullptr;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t stride_bytes = 0;
+};
+
 // One range of k of a block of C. `depth` is a multiple of kMaxLanes: rows end in zeros.
 struct DotBlock {
   const float* a = nullptr;  // [rows, depth], rows `a_stride` apart
@@ -36,9 +44,11 @@ struct DotBlock {
   const float* a_scales = nullptr;  // [rows, pieces], rows `a_scale_stride` apart
   int64_t a_scale_stride = 0;
   const float* b_scales = nullptr;  // [pieces], the same for all columns
+  Ahead ahead;
 };
 
 // One chunk of k. C is F32 and accumulates: C = fma(partial, row_scale × column_scale, C).
+// The last chunk may go on to out += C × alpha instead of writing C.
 struct OuterBlock {
   const float* a = nullptr;  // A(m, k) = a[m · a_row + k · a_column]
   int64_t a_row = 0;
@@ -50,9 +60,14 @@ struct OuterBlock {
   int64_t depth = 0;
   float* c = nullptr;  // [rows, columns], rows `c_stride` apart
   int64_t c_stride = 0;
+  bool first = true;     // C is zero, whatever its memory holds
+  float* out = nullptr;  // or null
+  int64_t out_stride = 0;
+  float alpha = 1.0f;
   const float* row_scales = nullptr;  // element m · row_scale_stride
   int64_t row_scale_stride = 0;
   const float* column_scales = nullptr;  // [columns]
+  Ahead ahead;
 };
 
 // out = sum × column_scale × row_scale × alpha + bias + out, in F32 in this order, what is null or

@@ -2,6 +2,7 @@
 // of rows of x; see gemm_kernels.h for the order of additions.
 #include <algorithm>
 
+#include "backend/cpu/gemv_kernels.h"
 #include "backend/cpu/linear_blocks.h"
 #include "backend/cpu/matrix_checks.h"
 #include "backend/cpu/ops.h"
@@ -14,9 +15,11 @@ using tensor::DType;
 using tensor::Granularity;
 using tensor::kScaleBlock;
 
-constexpr int64_t kPanelColumns = 32;  // divides kScaleBlock, so a panel has one row of scales
-constexpr int64_t kDepth = 512;        // of a panel, a multiple of kScaleBlock
-constexpr int64_t kWholeDepth = 1024;  // up to here a panel holds all of K
+// Columns of a panel: they divide kScaleBlock, so a panel has one row of scales. Each panel reads
+// all rows of x again, so wide ones serve many rows; narrow ones leave more tasks to the threads.
+constexpr int64_t kPanelColumns = 32;
+constexpr int64_t kWidePanelColumns = 64;
+constexpr int64_t kDepth = 1024;  // of a panel at most, a multiple of kScaleBlock
 
 void check(const ops::LinearArgs& args, int64_t tokens, int64_t columns) {
   const int64_t outputs = check_weights("linear", args.weights, columns);
@@ -53,17 +56,19 @@ class Forward {
       : context_(context),
         codec_(codec_kernels(context.isa)),
         gemm_(gemm_kernels(context.isa)),
+        gemv_(tokens <= kGemvRows ? gemv_kernel(context.isa) : nullptr),
         args_(args),
         tokens_(tokens),
         columns_(columns),
         padded_columns_(round_up(columns, kMaxLanes)),
         x_stride_(padded_columns_ + kRowPadding),
-        depth_(padded_columns_ <= kWholeDepth ? padded_columns_ : kDepth) {}
+        panel_columns_(tokens > kRowsPerTask ? kWidePanelColumns : kPanelColumns),
+        depth_(std::min(padded_columns_, kDepth)) {}
 
   void run() {
     int64_t panels = 0;
     for (const ops::Weight& weight : args_.weights) {
-      panels += divide_up(weight.rows(), kPanelColumns);
+      panels += divide_up(weight.rows(), panel_columns_);
     }
     load_bias();
     const int64_t most = std::min(tokens_, rows_at_a_time(x_stride_));
@@ -76,7 +81,7 @@ class Forward {
                                    for (int64_t row = begin; row < end; ++row) load_tokens(row);
                                  });
       const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
-      const int64_t cost = std::min(num_rows_, kRowsPerTask) * kPanelColumns * columns_;
+      const int64_t cost = std::min(num_rows_, kRowsPerTask) * panel_columns_ * columns_;
       context_.pool.parallel_for(
           panels * row_blocks, grain_for(cost), [this](int64_t begin, int64_t end, int thread) {
             const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
@@ -117,55 +122,78 @@ class Forward {
     const ops::Weight* weight = args_.weights.data();
     int64_t first_output = 0;  // of the weight, within y
     for (;; ++weight) {
-      const int64_t panels = divide_up(weight->rows(), kPanelColumns);
+      const int64_t panels = divide_up(weight->rows(), panel_columns_);
       if (panel < panels) break;
       panel -= panels;
       first_output += weight->rows();
     }
-    const int64_t output = panel * kPanelColumns;  // of the panel, within the weight
-    const int64_t num_outputs = std::min(kPanelColumns, weight->rows() - output);
+    const int64_t output = panel * panel_columns_;  // of the panel, within the weight
+    const int64_t num_outputs = std::min(panel_columns_, weight->rows() - output);
     const tensor::QuantizedView& quantized = weight->quantized;
     const bool blocks = weight->is_quantized() && quantized.granularity == Granularity::kBlock;
     const int64_t scale_blocks = divide_up(columns_, kScaleBlock);
 
-    DotBlock block;
-    block.rows = std::min(kRowsPerTask, num_rows_ - row);
-    block.columns = round_up(num_outputs, kDotColumns);
-    block.a_stride = x_stride_;
-    block.b_stride = depth_ + kRowPadding;
-    const int64_t panel_floats = kPanelColumns * block.b_stride;
-    const int64_t num_sums = block.rows * block.columns;
-    float* scratch =
-        context_.thread_scratch[thread].take<float>(panel_floats + num_sums * (1 + kMaxLanes));
-    block.b = scratch;
-    block.sums = scratch + panel_floats;
-    block.running = block.sums + num_sums;
+    const int64_t num_rows = std::min(kRowsPerTask, num_rows_ - row);
+    const int64_t sum_stride = round_up(num_outputs, kDotColumns);
+    const int64_t num_sums = num_rows * sum_stride;
+    const int64_t panel_stride = depth_ + kRowPadding;
+    float* sums = context_.thread_scratch[thread].take<float>(num_sums * (1 + kMaxLanes) +
+                                                              panel_columns_ * panel_stride);
     const float* x = (weight->is_quantized() ? xq_ : x_) + row * x_stride_;
-    if (blocks) block.a_scale_stride = scale_blocks;
-
-    int64_t begin = 0;
-    do {
-      const int64_t end = std::min(begin + depth_, padded_columns_);
-      load_panel(*weight, output, num_outputs, begin, end, block.b_stride, scratch);
-      block.first = begin == 0;
-      block.last = end == padded_columns_;
-      block.a = x + begin;
-      block.depth = end - begin;
-      if (blocks) {
-        const int64_t piece = begin / kScaleBlock;
-        block.a_scales =
-            args_.xq.scales.as<const float>() + (first_token_ + row) * scale_blocks + piece;
-        block.b_scales =
-            quantized.scales.as<const float>() + output / kScaleBlock * scale_blocks + piece;
-      }
-      gemm_.dot(block);
-      begin = end;
-    } while (begin < padded_columns_);
+    const float* x_scales = nullptr;
+    const float* scales = nullptr;
+    if (blocks) {
+      x_scales = args_.xq.scales.as<const float>() + (first_token_ + row) * scale_blocks;
+      scales = quantized.scales.as<const float>() + output / kScaleBlock * scale_blocks;
+    }
+    if (gemv_ != nullptr) {
+      const tensor::TensorView& b = weight->is_quantized() ? quantized.codes : weight->dense;
+      gemv_({.a = x,
+             .a_stride = x_stride_,
+             .rows = num_rows,
+             .b = b.slice_rows(output, num_outputs).data,
+             .b_stride = b.row_stride,
+             .b_dtype = b.dtype,
+             .columns = num_outputs,
+             .depth = columns_,
+             .sums = sums,
+             .sum_stride = sum_stride,
+             .a_scales = x_scales,
+             .a_scale_stride = scale_blocks,
+             .b_scales = scales});
+    } else {
+      DotBlock block;
+      block.rows = num_rows;
+      block.columns = sum_stride;
+      block.a_stride = x_stride_;
+      block.b_stride = panel_stride;
+      block.sums = sums;
+      block.running = sums + num_sums;
+      float* panel_values = block.running + num_sums * kMaxLanes;
+      block.b = panel_values;
+      block.a_scale_stride = scale_blocks;
+      int64_t begin = 0;
+      do {
+        const int64_t end = std::min(begin + depth_, padded_columns_);
+        load_panel(*weight, output, num_outputs, begin, end, panel_stride, panel_values);
+        block.first = begin == 0;
+        block.last = end == padded_columns_;
+        block.a = x + begin;
+        block.depth = end - begin;
+        if (blocks) {
+          block.a_scales = x_scales + begin / kScaleBlock;
+          block.b_scales = scales + begin / kScaleBlock;
+        }
+        block.ahead = after(*weight, output, num_outputs, end);
+        gemm_.dot(block);
+        begin = end;
+      } while (begin < padded_columns_);
+    }
 
     FinishBlock out;
-    out.sums = block.sums;
-    out.sum_stride = block.columns;
-    out.rows = block.rows;
+    out.sums = sums;
+    out.sum_stride = sum_stride;
+    out.rows = num_rows;
     out.columns = num_outputs;
     if (weight->is_quantized() && !blocks) {
       out.column_scale_stride = quantized.granularity == Granularity::kRow ? 1 : 0;
@@ -179,10 +207,20 @@ class Forward {
     out.accumulate = args_.accumulate;
     out.out_dtype = args_.y.dtype;
     out.out_stride = args_.y.row_stride;
-    out.out = args_.y.slice_rows(first_token_ + row, block.rows)
+    out.out = args_.y.slice_rows(first_token_ + row, num_rows)
                   .slice_columns(first_output + output, num_outputs)
                   .data;
     gemm_.finish(out);
+  }
+
+  // What load_panel reads after a panel that ends before column `end`.
+  Ahead after(const ops::Weight& weight, int64_t output, int64_t num_outputs, int64_t end) const {
+    if (end >= columns_) {
+      end = 0;
+      output += num_outputs;
+      num_outputs = std::min(panel_columns_, weight.rows() - output);
+    }
+    return part_of_weight(weight, output, num_outputs, end, std::min(depth_, columns_ - end));
   }
 
   // panel [outputs, end - begin], zeros after the weight's last column and row.
@@ -199,11 +237,13 @@ class Forward {
   Context& context_;
   const CodecKernels& codec_;
   const GemmKernels& gemm_;
+  GemvKernel gemv_;  // or null: the weights go through panels
   const ops::LinearArgs& args_;
   int64_t tokens_;
   int64_t columns_;
   int64_t padded_columns_;
   int64_t x_stride_;
+  int64_t panel_columns_;
   int64_t depth_;
   const float* bias_ = nullptr;
   float* x_ = nullptr;   // the rows at hand as F32

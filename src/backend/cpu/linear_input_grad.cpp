@@ -38,14 +38,14 @@ class InputGrad {
       context_.pool.parallel_for(
           num_rows_, grain_for(outputs_),
           [this](int64_t begin, int64_t end, int thread) { load_tokens(begin, end, thread); });
-      const int64_t tiles = divide_up(columns_, kTileColumns);
-      const int64_t cost = std::min(num_rows_, kRowsPerTask) * kTileColumns * outputs_;
-      context_.pool.parallel_for(tiles * divide_up(num_rows_, kRowsPerTask), grain_for(cost),
-                                 [this](int64_t begin, int64_t end, int thread) {
-                                   const int64_t blocks = divide_up(num_rows_, kRowsPerTask);
+      const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
+      const int64_t width = stripe_columns(columns_, row_blocks, context_.pool.num_threads());
+      const int64_t cost = std::min(num_rows_, kRowsPerTask) * width * outputs_;
+      context_.pool.parallel_for(divide_up(columns_, width) * row_blocks, grain_for(cost),
+                                 [this, row_blocks, width](int64_t begin, int64_t end, int thread) {
                                    for (int64_t task = begin; task < end; ++task) {
-                                     product(task / blocks * kTileColumns,
-                                             task % blocks * kRowsPerTask, thread);
+                                     product(task / row_blocks * width, width,
+                                             task % row_blocks * kRowsPerTask, thread);
                                    }
                                  });
     }
@@ -100,59 +100,79 @@ class InputGrad {
     }
   }
 
-  // Columns [column, column + 128) of dx for one block of rows.
-  void product(int64_t column, int64_t row, int thread) {
-    const int64_t count = std::min(kTileColumns, columns_ - column);
+  // Columns [first_column, first_column + width) of dx for one block of rows: for each chunk of
+  // outputs all tiles of columns in turn.
+  void product(int64_t first_column, int64_t width, int64_t row, int thread) {
+    const int64_t num_columns = std::min(width, columns_ - first_column);
     OuterBlock block;
     block.rows = std::min(kRowsPerTask, num_rows_ - row);
-    block.columns = round_up(count, 64);
     block.a_row = dy_stride_;
     block.a_column = 1;
     block.b_stride = kTileColumns + kRowPadding;
-    block.c_stride = block.columns;
+    block.c_stride = round_up(num_columns, kTileColumns) + kRowPadding;
     block.row_scale_stride = num_chunks_;
     float* scratch = context_.thread_scratch[thread].take<float>(
         kTileColumns + kScaleBlock * block.b_stride + block.rows * block.c_stride);
     float* column_scales = scratch;
     float* panel = scratch + kTileColumns;
+    float* sums = panel + kScaleBlock * block.b_stride;
     block.column_scales = column_scales;
     block.b = panel;
-    block.c = panel + kScaleBlock * block.b_stride;
-    std::fill_n(block.c, block.rows * block.c_stride, 0.0f);
     block.a = dy_ + row * dy_stride_;
     block.row_scales = dy_scales_ + row * num_chunks_;
     for (const ops::Weight& weight : args_.weights) {
+      const bool scaled = in_fp8(weight) && weight.quantized.granularity != Granularity::kRow;
       for (int64_t output = 0; output < weight.rows(); output += kScaleBlock) {
         block.depth = std::min(kScaleBlock, weight.rows() - output);
-        for (int64_t i = 0; i < block.depth; ++i) {
-          float* out = panel + i * block.b_stride;
-          if (args_.dequantize && weight.is_quantized()) {
-            dequantize_row(codec_, weight.quantized, output + i, column, count, out);
-            codec_.round_to_bf16(out, count, out);
-          } else {
-            load_weight(codec_, weight, output + i, column, count, out);
-          }
-          std::fill(out + count, out + block.columns, 0.0f);
+        for (int64_t done = 0; done < num_columns; done += kTileColumns) {
+          const int64_t column = first_column + done;
+          const int64_t count = std::min(kTileColumns, num_columns - done);
+          block.columns = round_up(count, 64);
+          block.c = sums + done;
+          load_panel(weight, output, block.depth, column, count, block.b_stride, panel);
+          std::fill_n(column_scales, block.columns,
+                      scaled ? scale_at(weight.quantized, output, column) : 1.0f);
+          block.ahead =
+              done + kTileColumns < num_columns
+                  ? part_of_weight(weight, output, block.depth, column + kTileColumns,
+                                   std::min(kTileColumns, columns_ - column - count))
+                  : part_of_weight(weight, output + block.depth,
+                                   std::min(kScaleBlock, weight.rows() - output - block.depth),
+                                   first_column, std::min(kTileColumns, num_columns));
+          gemm_.outer(block);
         }
-        const bool scaled = in_fp8(weight) && weight.quantized.granularity != Granularity::kRow;
-        std::fill_n(column_scales, block.columns,
-                    scaled ? scale_at(weight.quantized, output, column) : 1.0f);
-        gemm_.outer(block);
+        block.first = false;
         block.a += block.depth;
         ++block.row_scales;
       }
     }
     FinishBlock out;
-    out.sums = block.c;
+    out.sums = sums;
     out.sum_stride = block.c_stride;
     out.rows = block.rows;
-    out.columns = count;
+    out.columns = num_columns;
     out.alpha = args_.alpha;
     out.accumulate = args_.accumulate;
     out.out_dtype = args_.dx.dtype;
     out.out_stride = args_.dx.row_stride;
-    out.out = args_.dx.slice_rows(first_token_ + row, block.rows).slice_columns(column, count).data;
+    out.out = args_.dx.slice_rows(first_token_ + row, block.rows)
+                  .slice_columns(first_column, num_columns)
+                  .data;
     gemm_.finish(out);
+  }
+
+  // panel [depth, count], zeros up to 128 columns.
+  void load_panel(const ops::Weight& weight, int64_t output, int64_t depth, int64_t column,
+                  int64_t count, int64_t stride, float* panel) const {
+    for (int64_t i = 0; i < depth; ++i, panel += stride) {
+      if (args_.dequantize && weight.is_quantized()) {
+        dequantize_row(codec_, weight.quantized, output + i, column, count, panel);
+        codec_.round_to_bf16(panel, count, panel);
+      } else {
+        load_weight(codec_, weight, output + i, column, count, panel);
+      }
+      std::fill(panel + count, panel + kTileColumns, 0.0f);
+    }
   }
 
   Context& context_;

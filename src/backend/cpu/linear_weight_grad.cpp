@@ -46,14 +46,15 @@ class WeightGrad {
       quantize(dy_, args_.gradient_format, 0);
       quantize(x_, DType::kE4M3, 2);
     }
-    const int64_t tiles = divide_up(columns_, kTileColumns);
-    const int64_t cost = std::min(outputs_, kRowsPerTask) * kTileColumns * tokens_;
-    context_.pool.parallel_for(tiles * divide_up(outputs_, kRowsPerTask), grain_for(cost),
-                               [this](int64_t begin, int64_t end, int thread) {
-                                 const int64_t tiles = divide_up(columns_, kTileColumns);
+    const int64_t row_blocks = divide_up(outputs_, kRowsPerTask);
+    const int64_t width = stripe_columns(columns_, row_blocks, context_.pool.num_threads());
+    const int64_t stripes = divide_up(columns_, width);
+    const int64_t cost = std::min(outputs_, kRowsPerTask) * width * tokens_;
+    context_.pool.parallel_for(stripes * row_blocks, grain_for(cost),
+                               [this, stripes, width](int64_t begin, int64_t end, int thread) {
                                  for (int64_t task = begin; task < end; ++task) {
-                                   product(task / tiles * kRowsPerTask, task % tiles * kTileColumns,
-                                           thread);
+                                   product(task / stripes * kRowsPerTask, task % stripes * width,
+                                           width, thread);
                                  }
                                });
     if (args_.dbias.empty()) return;
@@ -136,16 +137,17 @@ class WeightGrad {
     }
   }
 
-  // dw[output, …) × [column, …).
-  void product(int64_t output, int64_t column, int thread) {
+  // dw[output, …) × [first_column, first_column + width): for each group all tiles of columns.
+  void product(int64_t output, int64_t first_column, int64_t width, int thread) {
+    const int64_t num_columns = std::min(width, columns_ - first_column);
     OuterBlock block;
     block.rows = std::min(kRowsPerTask, outputs_ - output);
-    const int64_t count = std::min(kTileColumns, columns_ - column);
-    block.columns = round_up(count, 64);
     block.a_row = 1;
     block.a_column = kRowsPerTask + kRowPadding;
     block.b_stride = kTileColumns + kRowPadding;
-    block.c_stride = block.columns;
+    block.c_stride = round_up(num_columns, kTileColumns) + kRowPadding;
+    block.out_stride = args_.dw.row_stride;
+    block.alpha = args_.alpha;
     float* scratch = context_.thread_scratch[thread].take<float>(
         kTileColumns + kScaleBlock * (block.a_column + block.b_stride) +
         block.rows * block.c_stride);
@@ -155,20 +157,32 @@ class WeightGrad {
     block.row_scale_stride = 1;
     float* a = scratch + kTileColumns;
     float* b = a + kScaleBlock * block.a_column;
+    float* sums = b + kScaleBlock * block.b_stride;
     block.a = a;
     block.b = b;
-    block.c = b + kScaleBlock * block.b_stride;
-    std::fill_n(block.c, block.rows * block.c_stride, 0.0f);
     for (int64_t g = 0; g < num_groups_; ++g) {
       load(dy_, groups_[g], output, block.rows, block.rows, block.a_column, a);
-      load(x_, groups_[g], column, count, block.columns, block.b_stride, b);
       block.depth = groups_[g].count;
-      if (args_.quantize) {
-        block.row_scales = dy_.scales + g * dy_.scale_stride + output;
-        block.column_scales = x_.scales + g * x_.scale_stride + column;
+      block.first = g == 0;
+      if (args_.quantize) block.row_scales = dy_.scales + g * dy_.scale_stride + output;
+      for (int64_t done = 0; done < num_columns; done += kTileColumns) {
+        const int64_t column = first_column + done;
+        const int64_t count = std::min(kTileColumns, num_columns - done);
+        block.columns = round_up(count, 64);
+        block.c = sums + done;
+        load(x_, groups_[g], column, count, block.columns, block.b_stride, b);
+        if (args_.quantize) block.column_scales = x_.scales + g * x_.scale_stride + column;
+        const bool last = g + 1 == num_groups_;
+        float* out = args_.dw.row<float>(output) + column;
+        const bool whole = count == block.columns;  // the kernel knows whole tiles only
+        block.out = last && whole ? out : nullptr;
+        gemm_.outer(block);
+        if (last && !whole) finish(block, count, out);
       }
-      gemm_.outer(block);
     }
+  }
+
+  void finish(const OuterBlock& block, int64_t count, float* to) const {
     FinishBlock out;
     out.sums = block.c;
     out.sum_stride = block.c_stride;
@@ -176,8 +190,8 @@ class WeightGrad {
     out.columns = count;
     out.alpha = args_.alpha;
     out.accumulate = true;
-    out.out = args_.dw.row<float>(output) + column;
-    out.out_stride = args_.dw.row_stride;
+    out.out = to;
+    out.out_stride = block.out_stride;
     gemm_.finish(out);
   }
 

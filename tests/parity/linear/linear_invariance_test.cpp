@@ -23,7 +23,7 @@ void expect_rows_alike(cpu::Isa isa, Matrix& y, const Run& run) {
   run(*one, y.view(), 0, y.rows);
   const std::vector<char> expected = y.bytes;
   for (ops::Backend* backend : {one.get(), two.get()}) {
-    for (const int64_t batch : {1, 3, 16, 64, 129}) {
+    for (const int64_t batch : {1, 2, 3, 4, 16, 64, 129}) {
       y.bytes = blank.bytes;
       for (int64_t begin = 0; begin < y.rows; begin += batch) {
         const int64_t count = std::min(batch, y.rows - begin);
@@ -60,6 +60,46 @@ TEST(LinearInvariance, ForwardRows) {
               }
               runner.linear(args);
             });
+      }
+    }
+  }
+}
+
+// Few rows decode codes in registers, many rows through memory.
+TEST(LinearInvariance, ForwardOfAllCodes) {
+  constexpr int64_t kInputs = 300;
+  for (const cpu::Isa isa : cpu_isas()) {
+    const auto backend = cpu::make_cpu_backend({.num_threads = 1, .isa = isa});
+    for (const DType format : {DType::kE4M3, DType::kE5M2}) {
+      for (const Granularity granularity : {Granularity::kRow, Granularity::kBlock}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", backend->name(), tensor::dtype_name(format),
+                                 tensor::granularity_name(granularity)));
+        std::mt19937 random(59);
+        Codes weight(*backend, normal_matrix(DType::kF32, 37, kInputs, random).view(), granularity,
+                     format);
+        for (int64_t i = 0; i < 256; ++i) {
+          const bool finite = format == DType::kE4M3 ? (i & 0x7F) < 0x7F : (i & 0x7F) < 0x7C;
+          weight.codes[i] = static_cast<uint8_t>(finite ? i : 0);
+        }
+        const ops::Weight weights[] = {{.dense = {}, .quantized = weight.view()}};
+        Matrix x = normal_matrix(DType::kBF16, 131, kInputs, random);
+        Codes xq(*backend, x.view(),
+                 granularity == Granularity::kBlock ? Granularity::kRowBlock : Granularity::kRow);
+        Matrix y = normal_matrix(DType::kF32, 131, 37, random);
+        const auto forward = [&](ops::Backend& runner, const TensorView& out, int64_t begin,
+                                 int64_t count) {
+          runner.linear({.x = {},
+                         .xq = rows_of(xq.view(), begin, count),
+                         .weights = weights,
+                         .bias = {},
+                         .y = out});
+        };
+        expect_rows_alike(isa, y, forward);
+        weight.codes[2 * kInputs + 5] = 0xFF;  // NaN in both formats
+        for (const int64_t count : {1, 131}) {
+          forward(*backend, y.view().slice_rows(0, count), 0, count);
+          for (int64_t n = 0; n < 37; ++n) EXPECT_EQ(std::isnan(y.at(0, n)), n == 2);
+        }
       }
     }
   }
