@@ -142,14 +142,18 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
                                      int64_t num_known, const PolicyOptions& options) {
   tensor::PlanningAllocator allocator;
   Policy policy(allocator, model, num_known, options);
+  const int64_t before = allocator.bytes_in_use();
   const train::AdamW optimizer(allocator, policy.model().weights(), {});
+  const int64_t optimizer_bytes = allocator.bytes_in_use() - before;
   std::vector<PlanEntry> plan;
   int64_t largest = 0;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
   for (const model::Parameter& p : policy.model().weights().parameters()) {
     largest = std::max(largest, 4 * p.shape.num_elements());
   }
-  plan.push_back({"loading", largest});
+  plan.push_back({"sampling", 8 * policy.head().chunk_rows()});  // the engine's ids and log-probs
+  // One tensor at a time lies in F32 while weights are filled, before the optimiser is made.
+  if (largest > optimizer_bytes) plan.push_back({"loading", largest - optimizer_bytes});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
     PolicyOptions frozen = options;
     frozen.training = model::Training::kNone;

@@ -1,15 +1,25 @@
 #include "model/activations.h"
 
 #include <algorithm>
+#include <array>
 
 namespace octet::model {
 
 using tensor::DType;
 using tensor::TensorView;
 
+namespace {
+
+std::array<const LinearLayer*, kNumProjections> projections(const DecoderLayer& layer) {
+  return {&layer.qkv[0],     &layer.qkv[1],     &layer.qkv[2], &layer.o,
+          &layer.gate_up[0], &layer.gate_up[1], &layer.down};
+}
+
+}  // namespace
+
 Activations::Activations(tensor::Allocator& allocator, const Model& model, int64_t max_tokens,
                          bool training)
-    : allocator_(allocator), max_tokens_(max_tokens), training_(training) {
+    : allocator_(allocator), model_(model), max_tokens_(max_tokens), training_(training) {
   const io::ModelConfig& config = model.config();
   const DType dtype = model.precision().activation_dtype();
   const int64_t t = max_tokens;
@@ -20,7 +30,6 @@ Activations::Activations(tensor::Allocator& allocator, const Model& model, int64
   const int64_t num_sets = training ? config.num_hidden_layers : 1;
 
   for (int64_t set = 0; set < num_sets; ++set) {
-    const DecoderLayer& layer = model.layers()[set];
     LayerActivations a;
     a.x = make(dtype, {t, h});
     a.normed = make(dtype, {t, h});
@@ -32,13 +41,16 @@ Activations::Activations(tensor::Allocator& allocator, const Model& model, int64
     a.mlp_normed = make(dtype, {t, h});
     a.gate_up = make(dtype, {t, 2 * inner});
     a.activated = make(dtype, {t, inner});
-    const LinearLayer* projections[] = {&layer.qkv[0], &layer.qkv[1],     &layer.qkv[2],
-                                        &layer.o,      &layer.gate_up[0], &layer.gate_up[1],
-                                        &layer.down};
-    for (int index = 0; index < kNumProjections; ++index) {
-      if (!projections[index]->lora.empty()) {
-        a.lora[index] = make(dtype, {t, projections[index]->lora.rank()});
+    // A shared set serves the widest adapter of each projection.
+    const auto own = static_cast<size_t>(set);
+    const size_t end = training ? own + 1 : model.layers().size();
+    for (size_t index = 0; index < kNumProjections; ++index) {
+      int64_t rank = 0;
+      for (size_t layer = own; layer < end; ++layer) {
+        const LoraPair& pair = projections(model.layers()[layer])[index]->lora;
+        if (!pair.empty()) rank = std::max(rank, pair.rank());
       }
+      if (rank > 0) a.lora[index] = make(dtype, {t, rank});
     }
     layers_.push_back(a);
   }
@@ -74,8 +86,11 @@ LayerActivations Activations::layer(int64_t index, int64_t num_tokens) const {
                            &a.mlp_normed, &a.gate_up, &a.activated}) {
     *view = view->slice_rows(0, num_tokens);
   }
-  for (TensorView& view : a.lora) {
-    if (!view.empty()) view = view.slice_rows(0, num_tokens);
+  const auto linears = projections(model_.layers()[static_cast<size_t>(index)]);
+  for (size_t i = 0; i < kNumProjections; ++i) {
+    const LoraPair& pair = linears[i]->lora;
+    a.lora[i] = pair.empty() ? TensorView()
+                             : TensorView(a.lora[i].data, a.x.dtype, {num_tokens, pair.rank()});
   }
   return a;
 }

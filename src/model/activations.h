@@ -59,6 +59,7 @@ class Activations {
   tensor::TensorView make(tensor::DType dtype, tensor::Shape shape);
 
   tensor::Allocator& allocator_;
+  const Model& model_;
   int64_t max_tokens_;
   bool training_;
   std::vector<tensor::Buffer> buffers_;

@@ -89,8 +89,12 @@ void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8L
     fail(parameter.name, "the tensor must have the shape {}, but has {}",
          parameter.shape.to_string(), linear.codes.shape.to_string());
   }
-  if (!parameter.quantized.empty() && parameter.master.empty() &&
-      parameter.quantized.granularity == linear.granularity) {
+  // One scale is one scale, whether a file means the tensor or its only block.
+  const auto num_scales = static_cast<int64_t>(linear.scales.size());
+  const bool same_scales =
+      !parameter.quantized.empty() && parameter.quantized.scales.num_elements() == num_scales &&
+      (num_scales == 1 || parameter.quantized.granularity == linear.granularity);
+  if (same_scales && parameter.master.empty()) {
     backend.upload(linear.codes.data, parameter.quantized.codes);
     backend.upload(linear.scales.data(), parameter.quantized.scales);
     return;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,7 +27,9 @@ struct TinyOptions {
   model::Precision precision;
   model::Training training = model::Training::kFull;
   int64_t lora_rank = 0;  // 0: no adapters
-  bool zero_b = false;    // adapters as a run starts them
+  std::string lora_pattern;
+  std::map<std::string, int64_t> rank_pattern;
+  bool zero_b = false;  // adapters as a run starts them
   bool fp8_kv = false, shadow = false;
   int threads = 2;
   int64_t max_tokens = 512, max_sequences = 32, max_context = 64, num_pages = 200;
@@ -55,6 +58,8 @@ struct TinyOptions {
     io::LoraConfig config;
     config.r = lora_rank;
     config.lora_alpha = 2.0 * static_cast<double>(lora_rank);
+    config.target_pattern = lora_pattern;
+    config.rank_pattern = rank_pattern;
     return config;
   }
 };

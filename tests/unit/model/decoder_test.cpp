@@ -44,6 +44,27 @@ TEST(Decoder, WithoutAdaptersItIsTheBaseModel) {
   }
 }
 
+// Without training all layers share one set of scratch, whichever of them have an adapter.
+TEST(Decoder, LayersMayDifferInTheirAdapters) {
+  for (const bool ranks : {false, true}) {
+    TinyOptions o;
+    o.training = Training::kLora;
+    o.lora_rank = 3;
+    if (ranks) {
+      o.rank_pattern = {{R"(layers\.1\..*)", 6}};
+    } else {
+      o.lora_pattern = R"(.*\.1\..*\.(q_proj|down_proj))";
+    }
+    TinyOptions frozen = o;
+    frozen.training = Training::kNone;
+    TinyPolicy trained(o), inference(frozen);
+    const std::vector<int32_t> ids = test::random_ids(21, 4);
+    const auto expected = score(trained, ids).log_probs;
+    test::expect_equal_bits(score(inference, ids).log_probs, expected, "inference");
+    EXPECT_NE(score(inference, ids, {.adapters = false}).log_probs, expected);
+  }
+}
+
 // The BF16 reference of fp8_full reads the master: the bits of a BF16 model made from it.
 TEST(Decoder, TheShadowOfFp8FullIsTheBf16Model) {
   for (const WeightScales scales :

@@ -143,6 +143,10 @@ TEST(Gradients, Adapters) {
   o.lora_rank = 3;
   o.bias = o.qk_norm = true;
   check_finite_differences(o);
+  // Of some layers only, each with its own rank.
+  o.lora_pattern = R"(.*\.(0\..*\.(q|up)|1\..*\.(q|k|down))_proj)";
+  o.rank_pattern = {{R"(1\..*\.q_proj)", 6}};
+  check_finite_differences(o);
 }
 
 TEST(Gradients, DoNotDependOnMicroBatches) {

@@ -70,7 +70,7 @@ TEST(WeightStore, RequantisedInPlaceEqualsACheckpointLoadedAnew) {
         TinyPolicy loaded(fresh);
         io::Checkpoint checkpoint(folder.path());
         load_weights(*loaded.backend, loaded.model, checkpoint);
-        EXPECT_EQ(forward_bytes(loaded), forward_bytes(trained)) << weight_scales_name(scales);
+        EXPECT_TRUE(forward_bytes(loaded) == forward_bytes(trained)) << weight_scales_name(scales);
       }
     }
   }
