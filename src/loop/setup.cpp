@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "loop/task.h"
+#include "rollout/engine.h"
 
 namespace octet::loop {
 namespace {
@@ -150,6 +151,7 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
     largest = std::max(largest, 4 * p.shape.num_elements());
   }
   plan.push_back({"loading", largest});
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
     PolicyOptions frozen = options;
     frozen.training = model::Training::kNone;

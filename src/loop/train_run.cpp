@@ -244,6 +244,7 @@ RunResult TrainRun::run() {
   if (unfinished_) {
     observe::MetricList metrics = *unfinished_;
     if (!finish(first_step_, metrics)) return stop(first_step_);
+    if (first_step_ > 0) save(first_step_);  // without the unfinished evaluation
   }
   for (int64_t step = first_step_; step < num_steps_; ++step) {
     if (interrupted()) return stop(step);
