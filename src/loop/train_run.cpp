@@ -250,6 +250,7 @@ RunResult TrainRun::run() {
     if (interrupted()) return stop(step);
     const int64_t done = step + 1;
     const double started = now_seconds();
+    const int64_t tokens_before = num_tokens_;
     rollout_seconds_ = reward_seconds_ = train_seconds_ = 0;
     observe::MetricList metrics;
     try {
@@ -257,7 +258,10 @@ RunResult TrainRun::run() {
     } catch (const Interrupted&) {
       return stop(step);  // the rollout gave up; no update has happened yet
     }
+    const auto trained = static_cast<double>(config_.algorithm.num_iterations) *
+                         static_cast<double>(num_tokens_ - tokens_before);
     metrics.emplace_back("num_tokens", static_cast<double>(num_tokens_));
+    metrics.emplace_back("train_tokens_per_second", trained / train_seconds_);
     const double step_time = now_seconds() - started;
     metrics.emplace_back("step_time", step_time);
     if (config_.is_rl()) {
@@ -340,7 +344,10 @@ observe::MetricList TrainRun::sft_step(int64_t step) {
     sample.ids = std::move(row.ids);
     sample.first_target = row.first_target;
   }
-  return trainer_->step(samples, step);
+  const double started = now_seconds();
+  observe::MetricList metrics = trainer_->step(samples, step);
+  train_seconds_ = now_seconds() - started;
+  return metrics;
 }
 
 bool TrainRun::eval_due(int64_t steps_done) const {

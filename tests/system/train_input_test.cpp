@@ -45,6 +45,7 @@ TEST_F(BadTraining, ConflictingKeysAreNamed) {
   refused(2, {"precision.flow=fp8_lora"}, {"[lora]"});
   refused(2, {"precision.flow=fp8_full", "lora.r=4"}, {"[lora]", "fp8_full"});
   refused(2, {"clip.mode=calibrated"}, {"clip.mode", "bf16"});
+  refused(2, {"lora.r=4"}, {"[lora]", "model.path"});
   refused(2, {"lora.lora_dropout=0.1"}, {"lora.lora_dropout"});
   refused(2, {"model.path=x"}, {"model.path", "model.init"});
   refused(2, {"data.train=x"}, {"data.train", "data.task"});

@@ -27,7 +27,7 @@ TEST(TrainLearning, LossTypes) {
 }
 
 TEST(TrainLearning, KlToTheStart) {
-  const Trainer trainer;
+  const Trainer trainer(tiny_config_on(tiny_model()));
   const Arguments kl = {"algorithm.beta=0.05", "train.mini_batches=1"};
   for (const Arguments& flow : {Arguments{}, Arguments{"lora.r=4"}, kFp8Full, kFp8Lora}) {
     const std::string name = "run" + std::to_string(flow.size()) + (flow.empty() ? "" : flow[0]);
@@ -117,9 +117,7 @@ TEST(TrainLearning, RewardsRiseInBf16AndFp8Alike) {
                  Arguments{"data.task_wrong_share=0.5", "train.prompts_per_step=64",
                            "train.mini_batches=1", "train.max_steps=250", "optim.warmup_steps=20",
                            "optim.lr_scheduler_type=cosine", "optim.learning_rate=8e-3"});
-  const std::string config = kTinyConfig.substr(0, kTinyConfig.find("[model.init]")) + "path = \"" +
-                             sft + "/model\"\n" + kTinyConfig.substr(kTinyConfig.find("[data]"));
-  const Trainer second(config);
+  const Trainer second(tiny_config_on(sft + "/model"));
   const Arguments grpo = {"reward.functions=exact_match", "rollout.max_completion_length=4",
                           "rollout.num_generations=8",    "train.prompts_per_step=16",
                           "train.mini_batches=4",         "train.max_steps=80",

@@ -94,7 +94,7 @@ TEST(TrainResume, AfterASignalBeforeTheFirstStep) {
 
 TEST(TrainResume, AfterTheProcessWasKilled) {
   // Call 8 is in step 5; the checkpoint is of step 4.
-  stop_and_resume(Trainer(), kFp8Lora, 8, "KILL", 137, 2);
+  stop_and_resume(Trainer(tiny_config_on(tiny_model())), kFp8Lora, 8, "KILL", 137, 2);
 }
 
 TEST(TrainResume, KilledBeforeTheFirstCheckpointItStartsAgain) {
@@ -180,9 +180,11 @@ TEST(TrainResume, AnotherConfigIsRefused) {
   refused({"model.init.seed=2"}, {"model.init.seed was 1 and is 2"});
   refused({"run.seed=7"}, {"run.seed"});
   refused({"run.cpu_isa=portable"}, {"run.cpu_isa"});
-  refused({"lora.r=8"}, {"[lora] was added"});
   refused({"precision.flow=fp8_full"}, {"load_in_fp8"});
   EXPECT_EQ(read_text(run + "/metrics.jsonl"), before);
+  const Trainer on_model(tiny_config_on(tiny_model()));
+  on_model.trained("run", {"train.max_steps=1"});
+  expect_message(on_model.train("run", {"lora.r=8", "--resume"}), 2, {"[lora] was added"});
   // Where and how long it runs may change.
   trainer.trained("run", {"run.threads=2", "train.max_steps=2", "train.save_steps=1", "--resume"});
 }

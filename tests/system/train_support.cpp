@@ -54,8 +54,8 @@ void expect_equal_folders(const std::string& a, const std::string& b) {
 std::string metrics_but_times(const std::string& run) {
   std::string text;
   for (Json line : metrics_of(run)) {
-    for (const char* name :
-         {"step_time", "time/rollout", "time/reward", "time/train", "rollout_tokens_per_second"}) {
+    for (const char* name : {"step_time", "time/rollout", "time/reward", "time/train",
+                             "rollout_tokens_per_second", "train_tokens_per_second"}) {
       line.erase(name);
     }
     text += line.dump() + "\n";
@@ -68,6 +68,18 @@ std::string metrics_but_times(const std::string& run) {
 Arguments operator+(Arguments first, const Arguments& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
+}
+
+std::string tiny_config_on(const std::string& model) {
+  const size_t init = kTinyConfig.find("[model.init]");
+  return kTinyConfig.substr(0, init) + "path = \"" + model + "\"\n" +
+         kTinyConfig.substr(kTinyConfig.find("[data]"));
+}
+
+const std::string& tiny_model() {
+  static const Trainer trainer;
+  static const std::string path = trainer.trained("base", kSft) + "/model";
+  return path;
 }
 
 Trainer::Trainer(const std::string& config) { write_text(this->config(), config); }

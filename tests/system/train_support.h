@@ -53,9 +53,15 @@ learning_rate = 1e-2
 threads = 1
 )";
 
+// The same on the model in this folder, instead of random weights.
+std::string tiny_config_on(const std::string& model);
+// The folder of a model that such a run has made, once for the whole process.
+const std::string& tiny_model();
+
 inline const Arguments kSft = {"algorithm.name=sft", "algorithm.loss_type=sft"};
 inline const Arguments kFp8Full = {"precision.flow=fp8_full", "model.kv_cache_dtype=fp8",
                                    "clip.calibration_interval=2", "clip.calibration_min_tail=1"};
+// On a model with a path.
 inline const Arguments kFp8Lora = {"precision.flow=fp8_lora", "lora.r=4"};
 
 // A folder with tiny.toml in it, for runs in folders beside it.
