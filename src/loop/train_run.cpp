@@ -51,6 +51,7 @@ class TrainRun {
   std::string export_result();
   std::string note(const observe::MetricList& metrics) const;
   void report_reward_failures(int64_t step);
+  void report_skipped_updates(int64_t step, const observe::MetricList& metrics);
 
   ops::Backend& backend_;
   const TrainConfig& config_;
@@ -275,6 +276,7 @@ RunResult TrainRun::run() {
     }
     if (!finish(done, metrics)) return stop(done);
     report_reward_failures(done);
+    report_skipped_updates(done, metrics);
     progress_->update(done, note(metrics));
     if (step == 0 && config_.is_rl()) {
       progress_->message(
@@ -435,6 +437,19 @@ void TrainRun::report_reward_failures(int64_t step) {
     events_->write(step, "reward_failed", message);
     progress_->message("warning: " + message);
     reported_failures_[f] = failures.num_failed_samples;
+  }
+}
+
+void TrainRun::report_skipped_updates(int64_t step, const observe::MetricList& metrics) {
+  for (const auto& [name, value] : metrics) {
+    const bool non_finite = name == "skipped_updates/non_finite";
+    if (!non_finite && name != "skipped_updates/no_tokens") continue;
+    const std::string message = fmt::format(
+        "{} of the step's updates changed nothing: {}", value,
+        non_finite ? "the loss or a gradient was not finite; a lower optim.learning_rate may help"
+                   : "masks left no token to learn from");
+    events_->write(step, "updates_skipped", message);
+    progress_->message("warning: " + message);
   }
 }
 

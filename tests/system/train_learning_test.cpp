@@ -74,9 +74,28 @@ TEST(TrainLearning, MaskedCompletions) {
     EXPECT_EQ(values_of(cut, "completions/clipped_ratio"), std::vector<double>(4, 1));
     EXPECT_EQ(values_of(cut, "skipped_updates/no_tokens"), std::vector<double>(4, 2));
     EXPECT_EQ(values_of(cut, "num_updates"), std::vector<double>(4, 0));
+    EXPECT_TRUE(has_event(cut, "updates_skipped", "no token"));
     EXPECT_EQ(values_of(cut, "loss"), std::vector<double>(4, 0));
     EXPECT_TRUE(values_of(cut, "grad_norm").empty());
     EXPECT_TRUE(values_of(cut, "entropy").empty());
+  }
+}
+
+TEST(TrainLearning, UpdatesThatAreNotFiniteLeaveNoTrace) {
+  for (const Arguments& flow : {Arguments{}, kFp8Full}) {
+    const Trainer trainer;
+    const std::string run = trainer.trained(
+        "run", flow + Arguments{"optim.learning_rate=1e30", "optim.lr_scheduler_type=constant",
+                                "train.save_steps=1"});
+    const std::vector<double> skipped = values_of(run, "skipped_updates/non_finite");
+    ASSERT_GE(skipped.size(), 2u);
+    EXPECT_EQ(skipped.back(), 2);  // both of the last step
+    EXPECT_TRUE(has_event(run, "updates_skipped", "optim.learning_rate"));
+    const auto weights = [&](const std::string& step) {
+      return read_text(run + "/checkpoints/step-00000" + step + "/state.safetensors");
+    };
+    EXPECT_TRUE(weights("3") == weights("4"));
+    EXPECT_FALSE(weights("1").empty());
   }
 }
 
