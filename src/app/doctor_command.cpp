@@ -76,6 +76,7 @@ void check_config(const DoctorArguments& arguments) {
     fail(config.model.path, "the checkpoint does not fit its config.json:\n  {}",
          fmt::join(faults, "\n  "));
   }
+  loop::make_rewards(config);  // for their own checks
   const loop::DataSource data(config, source.text_side);
   print_line(fmt::format("data:             {} training rows, {} left out, {} for evaluation",
                          data.num_train(), data.num_left_out(), data.eval().size()));

@@ -126,6 +126,11 @@ class Checker {
                             : " in this version",
                  c_.lora->lora_dropout);
     }
+    if (c_.model.init) {
+      fail_usage(place({"lora.r", "lora.lora_alpha", "precision.flow"}),
+                 "[lora] adapts a checkpoint, so it needs model.path; random weights from "
+                 "model.init would be lost beside their adapter");
+    }
     if (c_.lora->target_modules.empty()) {
       fail_usage(place({"lora.target_modules"}),
                  "lora.target_modules must name a linear such as \"q_proj\", but is empty");

@@ -95,7 +95,10 @@ std::vector<Key> data_keys() {
   return {
       {"data.train", AT(data.train), "Octet",
        "JSON Lines file to train on. Either this or `data.task`.", any()},
-      {"data.eval", AT(data.eval), "Octet", "JSON Lines file to evaluate on.", any()},
+      {"data.eval", AT(data.eval), "Octet",
+       "JSON Lines file to evaluate on: greedy answers and their reward; in SFT without a reward, "
+       "the loss.",
+       any()},
       {"data.prompt_field", AT(data.prompt_field), "Octet",
        "Column of the prompt: text, or a list of messages.", any()},
       {"data.answer_field", AT(data.answer_field), "Octet",

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "loop/task.h"
+#include "rollout/engine.h"
 
 namespace octet::loop {
 namespace {
@@ -151,7 +152,7 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   for (const model::Parameter& p : policy.model().weights().parameters()) {
     largest = std::max(largest, 4 * p.shape.num_elements());
   }
-  plan.push_back({"sampling", 8 * policy.head().chunk_rows()});  // the engine's ids and log-probs
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
   // One tensor at a time lies in F32 while weights are filled, before the optimiser is made.
   if (largest > optimizer_bytes) plan.push_back({"loading", largest - optimizer_bytes});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {

@@ -51,6 +51,7 @@ class TrainRun {
   std::string export_result();
   std::string note(const observe::MetricList& metrics) const;
   void report_reward_failures(int64_t step);
+  void report_skipped_updates(int64_t step, const observe::MetricList& metrics);
 
   ops::Backend& backend_;
   const TrainConfig& config_;
@@ -244,11 +245,13 @@ RunResult TrainRun::run() {
   if (unfinished_) {
     observe::MetricList metrics = *unfinished_;
     if (!finish(first_step_, metrics)) return stop(first_step_);
+    if (first_step_ > 0) save(first_step_);  // without the unfinished evaluation
   }
   for (int64_t step = first_step_; step < num_steps_; ++step) {
     if (interrupted()) return stop(step);
     const int64_t done = step + 1;
     const double started = now_seconds();
+    const int64_t tokens_before = num_tokens_;
     rollout_seconds_ = reward_seconds_ = train_seconds_ = 0;
     observe::MetricList metrics;
     try {
@@ -256,7 +259,10 @@ RunResult TrainRun::run() {
     } catch (const Interrupted&) {
       return stop(step);  // the rollout gave up; no update has happened yet
     }
+    const auto trained = static_cast<double>(config_.algorithm.num_iterations) *
+                         static_cast<double>(num_tokens_ - tokens_before);
     metrics.emplace_back("num_tokens", static_cast<double>(num_tokens_));
+    metrics.emplace_back("train_tokens_per_second", trained / train_seconds_);
     const double step_time = now_seconds() - started;
     metrics.emplace_back("step_time", step_time);
     if (config_.is_rl()) {
@@ -270,6 +276,7 @@ RunResult TrainRun::run() {
     }
     if (!finish(done, metrics)) return stop(done);
     report_reward_failures(done);
+    report_skipped_updates(done, metrics);
     progress_->update(done, note(metrics));
     if (step == 0 && config_.is_rl()) {
       progress_->message(
@@ -339,7 +346,10 @@ observe::MetricList TrainRun::sft_step(int64_t step) {
     sample.ids = std::move(row.ids);
     sample.first_target = row.first_target;
   }
-  return trainer_->step(samples, step);
+  const double started = now_seconds();
+  observe::MetricList metrics = trainer_->step(samples, step);
+  train_seconds_ = now_seconds() - started;
+  return metrics;
 }
 
 bool TrainRun::eval_due(int64_t steps_done) const {
@@ -427,6 +437,19 @@ void TrainRun::report_reward_failures(int64_t step) {
     events_->write(step, "reward_failed", message);
     progress_->message("warning: " + message);
     reported_failures_[f] = failures.num_failed_samples;
+  }
+}
+
+void TrainRun::report_skipped_updates(int64_t step, const observe::MetricList& metrics) {
+  for (const auto& [name, value] : metrics) {
+    const bool non_finite = name == "skipped_updates/non_finite";
+    if (!non_finite && name != "skipped_updates/no_tokens") continue;
+    const std::string message = fmt::format(
+        "{} of the step's updates changed nothing: {}", value,
+        non_finite ? "the loss or a gradient was not finite; a lower optim.learning_rate may help"
+                   : "masks left no token to learn from");
+    events_->write(step, "updates_skipped", message);
+    progress_->message("warning: " + message);
   }
 }
 

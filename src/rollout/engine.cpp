@@ -321,6 +321,10 @@ Engine::Engine(ops::Backend& backend, model::Decoder& decoder, model::OutputHead
   sampled_log_probs_ = allocator.allocate(DType::kF32, {head.chunk_rows()}, "sampling");
 }
 
+int64_t Engine::num_bytes(const model::OutputHead& head) {
+  return head.chunk_rows() * (tensor::dtype_bytes(DType::kI32) + tensor::dtype_bytes(DType::kF32));
+}
+
 std::vector<Completion> Engine::run(std::span<const PromptRequest> requests,
                                     const SamplingOptions& sampling, const Progress& progress,
                                     const OnFinished& on_finished) {

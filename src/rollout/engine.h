@@ -68,6 +68,9 @@ class Engine {
   Engine(ops::Backend& backend, model::Decoder& decoder, model::OutputHead& head,
          model::KvStore& pages, const text::Tokenizer* tokenizer, const EngineOptions& options);
 
+  // What an engine on this head allocates, for the memory plan.
+  static int64_t num_bytes(const model::OutputHead& head);
+
   // Called after every step with the finished completions and sampled tokens so far.
   using Progress = std::function<void(int64_t num_finished, int64_t num_tokens)>;
   // Called with each completion as it ends, in the order of ending.
