@@ -1,12 +1,12 @@
 #include "bench/gemm.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/error.h"
 #include "base/rng.h"
+#include "bench/limits.h"
 
 namespace octet::bench {
 namespace {
@@ -54,23 +54,29 @@ class Operands {
 };
 
 // Seconds of the fastest of several calls.
-double time_call(double at_least_seconds, const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
+double time_call(const GemmOptions& options, const std::function<void()>& call) {
   call();  // brings memory and threads up
   double best = 1e30;
   double total = 0;
-  for (int run = 0; run < 3 || total < at_least_seconds; ++run) {
-    const auto start = Clock::now();
+  for (int run = 0; run < 3 || total < options.seconds_per_case; ++run) {
+    const double start = seconds_now(options.num_threads);
     call();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = seconds_now(options.num_threads) - start;
     best = std::min(best, seconds);
     total += seconds;
   }
   return best;
 }
 
+// Of the weight, or of its F32 gradient.
+int64_t weight_bytes(const std::string& product, const std::string& format,
+                     const GemmShape& shape) {
+  const int64_t each = product == "weight_grad" || format == "f32" ? 4 : format == "bf16" ? 2 : 1;
+  return each * shape.outputs * shape.inputs;
+}
+
 double time_product(ops::Backend& backend, const std::string& product, const std::string& format,
-                    const GemmShape& shape, double seconds) {
+                    const GemmShape& shape, const GemmOptions& options) {
   Operands operands(backend);
   const bool fp8 = format != "f32" && format != "bf16";
   const DType dtype = format == "f32" ? DType::kF32 : DType::kBF16;
@@ -79,7 +85,7 @@ double time_product(ops::Backend& backend, const std::string& product, const std
   if (product == "weight_grad") {
     const TensorView dw = operands.dense(DType::kF32, shape.outputs, shape.inputs);
     const int32_t offsets[] = {0, static_cast<int32_t>(shape.tokens)};
-    return time_call(seconds, [&] {
+    return time_call(options, [&] {
       backend.linear_weight_grad(
           {.dy = y, .x = x, .dw = dw, .dbias = {}, .sequence_offsets = offsets, .quantize = fp8});
     });
@@ -97,8 +103,8 @@ double time_product(ops::Backend& backend, const std::string& product, const std
   } else {
     forward.x = x;
   }
-  if (product == "forward") return time_call(seconds, [&] { backend.linear(forward); });
-  return time_call(seconds, [&] {
+  if (product == "forward") return time_call(options, [&] { backend.linear(forward); });
+  return time_call(options, [&] {
     backend.linear_input_grad({.dy = y, .weights = {&weight, 1}, .dx = x});
   });
 }
@@ -129,20 +135,38 @@ GemmReport measure_gemm(const GemmOptions& options) {
   check_names("products", options.products, kProducts);
   const auto backend =
       cpu::make_cpu_backend({.num_threads = options.num_threads, .isa = options.isa});
+  ThreadPool pool(options.num_threads);
   GemmReport report{backend->name(), measure_fma_peak(options.isa), {}};
   for (const std::string& product : options.products.empty() ? kProducts : options.products) {
     for (const std::string& format : options.formats.empty() ? kFormats : options.formats) {
       for (const GemmShape& shape :
            options.shapes.empty() ? default_gemm_shapes() : options.shapes) {
-        const double seconds =
-            time_product(*backend, product, format, shape, options.seconds_per_case);
-        const double operations = 2.0 * static_cast<double>(shape.tokens) *
+        const double seconds = time_product(*backend, product, format, shape, options);
+        const double gigabytes = 1e-9 * static_cast<double>(weight_bytes(product, format, shape));
+        const double memory_seconds =
+            gigabytes / measure_stream(options.isa, pool, weight_bytes(product, format, shape),
+                                       product == "weight_grad" ? Stream::kUpdate : Stream::kRead);
+        const double operations = 2e-9 * static_cast<double>(shape.tokens) *
                                   static_cast<double>(shape.outputs * shape.inputs);
-        const double gflops = operations / seconds * 1e-9;
-        report.rows.push_back({product, format, shape, seconds, gflops,
-                               gflops / (report.peak_gflops * options.num_threads)});
+        report.rows.push_back({.product = product,
+                               .format = format,
+                               .shape = shape,
+                               .seconds = seconds,
+                               .gflops = operations / seconds,
+                               .share_of_peak = 0,
+                               .limit_gflops = operations / memory_seconds,
+                               .limited_by_memory = false,
+                               .share_of_limit = 0});
       }
+      report.peak_gflops = std::max(report.peak_gflops, measure_fma_peak(options.isa));
     }
+  }
+  const double peak = report.peak_gflops * options.num_threads;
+  for (GemmRow& row : report.rows) {
+    row.share_of_peak = row.gflops / peak;
+    row.limited_by_memory = row.limit_gflops < peak;
+    row.limit_gflops = std::min(row.limit_gflops, peak);
+    row.share_of_limit = row.gflops / row.limit_gflops;
   }
   return report;
 }

@@ -1,4 +1,4 @@
-// How fast the linear products are, beside what the processor could do at most.
+// How fast the linear products are, beside the limits measured in the same run.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,6 @@
 #include "backend/cpu/isa.h"
 
 namespace octet::bench {
-
-// GFLOP/s of one thread that only multiplies and adds in registers, with the vectors of `isa`.
-// A fused multiply-add counts as two operations.
-double measure_fma_peak(cpu::Isa isa);
 
 struct GemmShape {
   int64_t tokens;   // T
@@ -32,14 +28,19 @@ struct GemmRow {
   std::string product;
   std::string format;
   GemmShape shape;
-  double seconds;        // of one call, the fastest
+  double seconds;        // of one call, the fastest (see seconds_now)
   double gflops;         // 2·T·N·K operations per second
-  double share_of_peak;  // of measure_fma_peak × threads, measured in this run
+  double share_of_peak;  // of measure_fma_peak × threads
+  // The lower of that peak and of what the memory allows: the time to read the weight, or to read
+  // and write the weight's gradient, once.
+  double limit_gflops;
+  bool limited_by_memory;
+  double share_of_limit;
 };
 
 struct GemmReport {
   std::string backend;
-  double peak_gflops;  // of one thread
+  double peak_gflops;  // of one thread: the best before, between and after the products
   std::vector<GemmRow> rows;
 };
 
