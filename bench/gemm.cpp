@@ -53,21 +53,6 @@ class Operands {
   std::vector<tensor::Buffer> buffers_;
 };
 
-// Seconds of the fastest of several calls.
-double time_call(const GemmOptions& options, const std::function<void()>& call) {
-  call();  // brings memory and threads up
-  double best = 1e30;
-  double total = 0;
-  for (int run = 0; run < 3 || total < options.seconds_per_case; ++run) {
-    const double start = seconds_now(options.num_threads);
-    call();
-    const double seconds = seconds_now(options.num_threads) - start;
-    best = std::min(best, seconds);
-    total += seconds;
-  }
-  return best;
-}
-
 // Of the weight, or of its F32 gradient.
 int64_t weight_bytes(const std::string& product, const std::string& format,
                      const GemmShape& shape) {
@@ -85,7 +70,7 @@ double time_product(ops::Backend& backend, const std::string& product, const std
   if (product == "weight_grad") {
     const TensorView dw = operands.dense(DType::kF32, shape.outputs, shape.inputs);
     const int32_t offsets[] = {0, static_cast<int32_t>(shape.tokens)};
-    return time_call(options, [&] {
+    return fastest_call(options.num_threads, options.seconds_per_case, [&] {
       backend.linear_weight_grad(
           {.dy = y, .x = x, .dw = dw, .dbias = {}, .sequence_offsets = offsets, .quantize = fp8});
     });
@@ -103,8 +88,10 @@ double time_product(ops::Backend& backend, const std::string& product, const std
   } else {
     forward.x = x;
   }
-  if (product == "forward") return time_call(options, [&] { backend.linear(forward); });
-  return time_call(options, [&] {
+  if (product == "forward")
+    return fastest_call(options.num_threads, options.seconds_per_case,
+                        [&] { backend.linear(forward); });
+  return fastest_call(options.num_threads, options.seconds_per_case, [&] {
     backend.linear_input_grad({.dy = y, .weights = {&weight, 1}, .dx = x});
   });
 }

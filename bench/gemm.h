@@ -28,7 +28,7 @@ struct GemmRow {
   std::string product;
   std::string format;
   GemmShape shape;
-  double seconds;        // of one call, the fastest (see seconds_now)
+  double seconds;        // of one call, the fastest
   double gflops;         // 2·T·N·K operations per second
   double share_of_peak;  // of measure_fma_peak × threads
   // The lower of that peak and of what the memory allows: the time to read the weight, or to read

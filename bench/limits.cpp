@@ -101,24 +101,45 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace octet::bench {
 
+namespace {
+
 double seconds_now(int num_threads) {
   timespec time;
   clock_gettime(num_threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+}  // namespace
+
+double fastest_call(int num_threads, double at_least_seconds, const std::function<void()>& call) {
+  constexpr double kRunSeconds = 0.002;
+  call();  // brings memory and threads up
+  double best = 1e30;
+  int64_t calls = 1;
+  double total = 0;
+  for (int runs = 0; runs < 3 || total < at_least_seconds;) {
+    const double start = seconds_now(num_threads);
+    for (int64_t i = 0; i < calls; ++i) call();
+    const double seconds = seconds_now(num_threads) - start;
+    total += seconds;
+    if (seconds < kRunSeconds / 2) {  // too short to be read off
+      calls *= 2;
+    } else {
+      best = std::min(best, seconds / static_cast<double>(calls));
+      ++runs;
+    }
+    OCTET_ASSERT(calls < int64_t{1} << 40);
+  }
+  return best;
+}
+
 double measure_fma_peak(cpu::Isa isa) {
   auto* const loop = OCTET_CPU_KERNEL(isa, fma_loop);
   float sink = 0;
-  double best = 0;
-  for (int run = 0; run < 20; ++run) {
-    const double start = seconds_now(1);
-    const int64_t operations = loop(500000, &sink);
-    const double seconds = seconds_now(1) - start;
-    best = std::max(best, static_cast<double>(operations) / seconds * 1e-9);
-  }
+  int64_t operations = 0;
+  const double seconds = fastest_call(1, 0.03, [&] { operations = loop(500000, &sink); });
   OCTET_ASSERT(sink > 0);
-  return best;
+  return static_cast<double>(operations) / seconds * 1e-9;
 }
 
 double measure_stream(cpu::Isa isa, ThreadPool& pool, int64_t num_bytes, Stream stream) {
@@ -144,17 +165,9 @@ double measure_stream(cpu::Isa isa, ThreadPool& pool, int64_t num_bytes, Stream 
       total.store(sink, std::memory_order_relaxed);
     });
   };
-  double best = 1e30;
-  double spent = 0;
-  for (int run = 0; run < 5 || spent < kLeastSeconds; ++run) {
-    const double start = seconds_now(pool.num_threads());
-    pass();
-    const double seconds = seconds_now(pool.num_threads()) - start;
-    best = std::min(best, seconds);
-    spent += seconds;
-  }
+  const double seconds = fastest_call(pool.num_threads(), kLeastSeconds, pass);
   OCTET_ASSERT(total.load() > 0);
-  return static_cast<double>(parts * kPart * 4) / best * 1e-9;
+  return static_cast<double>(parts * kPart * 4) / seconds * 1e-9;
 }
 
 }  // namespace octet::bench

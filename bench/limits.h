@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "backend/cpu/isa.h"
 #include "base/thread_pool.h"
 
 namespace octet::bench {
 
-// A clock in seconds that others on the machine disturb least: of one thread the time that it ran,
-// of several the time that passed.
-double seconds_now(int num_threads);
+// Seconds of one call, from the fastest of several runs of a few milliseconds: the clock of a
+// virtual machine errs by microseconds. Of one thread it is the time that it ran, which others on
+// the machine disturb least, of several the time that passed.
+double fastest_call(int num_threads, double at_least_seconds, const std::function<void()>& call);
 
 // GFLOP/s of one thread that only multiplies and adds in registers. A fused multiply-add counts as
 // two operations.

@@ -1,6 +1,7 @@
 // The gradient of a linear layer's input: contracts over the outputs of all weights of a group, 128
 // at a time; a chunk never spans two weights.
 #include <algorithm>
+#include <functional>
 
 #include "backend/cpu/linear_blocks.h"
 #include "backend/cpu/matrix_checks.h"
@@ -41,13 +42,13 @@ class InputGrad {
       const int64_t row_blocks = divide_up(num_rows_, kRowsPerTask);
       const int64_t width = stripe_columns(columns_, row_blocks, context_.pool.num_threads());
       const int64_t cost = std::min(num_rows_, kRowsPerTask) * width * outputs_;
+      const auto body = [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t task = begin; task < end; ++task) {
+          product(task / row_blocks * width, width, task % row_blocks * kRowsPerTask, thread);
+        }
+      };
       context_.pool.parallel_for(divide_up(columns_, width) * row_blocks, grain_for(cost),
-                                 [this, row_blocks, width](int64_t begin, int64_t end, int thread) {
-                                   for (int64_t task = begin; task < end; ++task) {
-                                     product(task / row_blocks * width, width,
-                                             task % row_blocks * kRowsPerTask, thread);
-                                   }
-                                 });
+                                 std::ref(body));
     }
   }
 
@@ -146,6 +147,7 @@ class InputGrad {
         ++block.row_scales;
       }
     }
+    if (block.first) std::fill_n(sums, block.rows * block.c_stride, 0.0f);  // there are no outputs
     FinishBlock out;
     out.sums = sums;
     out.sum_stride = block.c_stride;

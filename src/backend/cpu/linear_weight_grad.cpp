@@ -1,5 +1,6 @@
 // The gradient of a linear layer's weight: contracts over tokens, a group of at most 128 at a time.
 #include <algorithm>
+#include <functional>
 
 #include "backend/cpu/linear_blocks.h"
 #include "backend/cpu/matrix_checks.h"
@@ -50,13 +51,12 @@ class WeightGrad {
     const int64_t width = stripe_columns(columns_, row_blocks, context_.pool.num_threads());
     const int64_t stripes = divide_up(columns_, width);
     const int64_t cost = std::min(outputs_, kRowsPerTask) * width * tokens_;
-    context_.pool.parallel_for(stripes * row_blocks, grain_for(cost),
-                               [this, stripes, width](int64_t begin, int64_t end, int thread) {
-                                 for (int64_t task = begin; task < end; ++task) {
-                                   product(task / stripes * kRowsPerTask, task % stripes * width,
-                                           width, thread);
-                                 }
-                               });
+    const auto body = [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t task = begin; task < end; ++task) {
+        product(task / stripes * kRowsPerTask, task % stripes * width, width, thread);
+      }
+    };
+    context_.pool.parallel_for(stripes * row_blocks, grain_for(cost), std::ref(body));
     if (args_.dbias.empty()) return;
     context_.pool.parallel_for(divide_up(outputs_, kTileColumns), grain_for(tokens_ * kTileColumns),
                                [this](int64_t begin, int64_t end, int) {
