@@ -51,8 +51,11 @@ std::string ArithmeticTask::demonstrate(const Problem& problem, double wrong_sha
   constexpr int64_t kOffsets[] = {-10, -1, 1, 10};
   int64_t limit = 2;  // above the largest sum, 2 (10^digits − 1)
   for (size_t i = 1; i < problem.answer.size(); ++i) limit *= 10;
-  const int64_t wrong = std::stoll(problem.answer) + kOffsets[random.next_below(4)];
-  return fmt::format("{0:0{1}}", std::clamp<int64_t>(wrong, 0, limit - 1), problem.answer.size());
+  const int64_t answer = std::stoll(problem.answer);
+  const int64_t offset = kOffsets[random.next_below(4)];
+  const bool in_range = answer + offset >= 0 && answer + offset < limit;
+  return fmt::format("{0:0{1}}", in_range ? answer + offset : answer - offset,
+                     problem.answer.size());
 }
 
 std::string ArithmeticTask::tokenizer_json() {

@@ -148,7 +148,7 @@ TEST_F(DataSourceTest, MalformedRowsAreErrorsThatNameTheRow) {
   const std::string good = "{\"prompt\": \"a\", \"answer\": \"1\"}\n";
   for (const char* prompt : {"5", "null", "{}", "[]", "[\"text\"]", "[{\"content\": \"x\"}]",
                              "[{\"role\": 5, \"content\": \"x\"}]", "\"\""}) {
-    const std::string row = std::string("{\"prompt\": ") + prompt + "}\n";
+    const std::string row = std::string("{\"answer\": \"1\", \"prompt\": ") + prompt + "}\n";
     expect_contains(error_of([&] { read(good + row); }), "row 2");
   }
   for (const char* messages :
@@ -164,7 +164,9 @@ TEST_F(DataSourceTest, MalformedRowsAreErrorsThatNameTheRow) {
   }
   // A conversation without a template.
   expect_contains(
-      error_of([&] { read("{\"prompt\": [{\"role\": \"user\", \"content\": \"x\"}]}\n"); }),
+      error_of([&] {
+        read("{\"prompt\": [{\"role\": \"user\", \"content\": \"x\"}], \"answer\": \"\"}\n");
+      }),
       "chat template");
 }
 

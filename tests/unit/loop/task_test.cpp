@@ -1,6 +1,6 @@
 #include "loop/task.h"
 
-#include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -23,7 +23,9 @@ TEST(ArithmeticTask, AllProblemsOnceAndTheHeldOutOnesApart) {
       ASSERT_EQ(problem.prompt.back(), '=');
       const int sum =
           std::stoi(problem.prompt.substr(0, plus)) + std::stoi(problem.prompt.substr(plus + 1));
-      EXPECT_EQ(problem.answer, std::to_string(sum)) << problem.prompt;
+      EXPECT_EQ(problem.prompt.size(), 6u);
+      EXPECT_EQ(problem.answer.size(), 3u);
+      EXPECT_EQ(std::stoi(problem.answer), sum) << problem.prompt;
     }
   }
   EXPECT_EQ(seen.size(), 10000u);
@@ -40,7 +42,7 @@ TEST(ArithmeticTask, TheSeedDecidesTheOrder) {
   EXPECT_NE(prompts(3), prompts(4));
 }
 
-TEST(ArithmeticTask, TheAskedForShareOfDemonstrationsIsWrongInOneDigit) {
+TEST(ArithmeticTask, TheAskedForShareOfDemonstrationsIsOffByOneOrTen) {
   const ArithmeticTask task(2, 0, 0);
   int wrong = 0;
   constexpr int kCount = 4000;
@@ -49,19 +51,28 @@ TEST(ArithmeticTask, TheAskedForShareOfDemonstrationsIsWrongInOneDigit) {
     const std::string answer = ArithmeticTask::demonstrate(problem, 0.6, 42, i / 64, i % 64);
     EXPECT_EQ(answer, ArithmeticTask::demonstrate(problem, 0.6, 42, i / 64, i % 64));
     ASSERT_EQ(answer.size(), problem.answer.size());
-    int different = 0;
-    for (size_t c = 0; c < answer.size(); ++c) {
-      EXPECT_TRUE(answer[c] >= '0' && answer[c] <= '9');
-      different += answer[c] != problem.answer[c];
-    }
-    EXPECT_LE(different, 1);
-    wrong += different;
+    const int difference = std::abs(std::stoi(answer) - std::stoi(problem.answer));
+    EXPECT_TRUE(difference == 0 || difference == 1 || difference == 10) << answer;
+    wrong += difference != 0;
   }
   // Four standard deviations of a share of 4,000 draws.
   EXPECT_NEAR(wrong / static_cast<double>(kCount), 0.6, 4 * 0.0078);
   const Problem& problem = task.train()[0];
   EXPECT_EQ(ArithmeticTask::demonstrate(problem, 0.0, 1, 2, 3), problem.answer);
   EXPECT_NE(ArithmeticTask::demonstrate(problem, 1.0, 1, 2, 3), problem.answer);
+}
+
+// The smallest and the largest sums have neighbours on one side only.
+TEST(ArithmeticTask, WrongDemonstrationsAreWrongAtBothEnds) {
+  for (const char* right : {"00", "05", "13", "18"}) {
+    const Problem problem{"", right};
+    for (int64_t index = 0; index < 50; ++index) {
+      const std::string answer = ArithmeticTask::demonstrate(problem, 1.0, 1, 0, index);
+      const int difference = std::abs(std::stoi(answer) - std::stoi(right));
+      EXPECT_TRUE(difference == 1 || difference == 10) << answer << " for " << right;
+      EXPECT_TRUE(answer.size() == 2 && std::stoi(answer) >= 0 && std::stoi(answer) < 20);
+    }
+  }
 }
 
 TEST(ArithmeticTask, SizesThatCannotBeAreRefused) {
