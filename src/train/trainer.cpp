@@ -91,6 +91,8 @@ rl::MetricList Trainer::step(std::span<const TrainSample> samples, int64_t step)
   rl::MetricList metrics;
   if (tally.num_applied > 0) {
     metrics.emplace_back("loss", tally.loss / static_cast<double>(tally.num_applied));
+  } else if (tally.num_empty > 0) {
+    metrics.emplace_back("loss", 0.0);  // nothing was left by the masks
   }
   if (!options_.sft) {
     for (auto& metric : tally.loss_metrics.metrics(tally.num_applied)) metrics.push_back(metric);

@@ -15,10 +15,14 @@ using io::error_of;
 using io::expect_contains;
 
 TrainConfig make_config(const std::string& dir, const std::string& extra = "",
-                        const std::vector<std::string>& overrides = {}) {
-  return parse_config(R"([model]
+                        const std::vector<std::string>& overrides = {},
+                        const std::string& model_path = "") {
+  const std::string init =
+      "init = { hidden_size = 96, num_attention_heads = 4, num_key_value_heads = 2, head_dim = 32, "
+      "intermediate_size = 200, max_position_embeddings = 64 }";
+  return parse_config("[model]\n" + (model_path.empty() ? init : "path = \"" + model_path + "\"") +
+                          R"(
 max_seq_length = 32
-init = { hidden_size = 96, num_attention_heads = 4, num_key_value_heads = 2, head_dim = 32, intermediate_size = 200, max_position_embeddings = 64 }
 [data]
 task = "arithmetic"
 task_digits = 1
@@ -64,6 +68,11 @@ struct Planned {
 };
 
 TEST(MemoryPlan, IsWhatARunTakes) {
+  // Adapters need a checkpoint: the result of a first run.
+  const io::TempFolder base;
+  auto base_backend = cpu::make_cpu_backend({.num_threads = 1});
+  const std::string model =
+      run_training(*base_backend, make_config(base.path("run")), {}).export_dir;
   const std::string lora = "[lora]\nr = 4\n";
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
       {"", {}},
@@ -76,7 +85,8 @@ TEST(MemoryPlan, IsWhatARunTakes) {
   };
   for (const auto& [extra, overrides] : cases) {
     const io::TempFolder folder;
-    const Planned setup(make_config(folder.path("run"), extra, overrides));
+    const Planned setup(
+        make_config(folder.path("run"), extra, overrides, extra.empty() ? "" : model));
     const int64_t planned = setup.total(setup.options(0));
     auto backend = cpu::make_cpu_backend({.num_threads = 1});
     const RunResult result = run_training(*backend, setup.config, {});
