@@ -6,7 +6,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "backend/cpu/attention_kernels-inl.h"
+#include "backend/cpu/attention_backward-inl.h"
+#include "backend/cpu/attention_forward-inl.h"
 #include "backend/cpu/op_util.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/quantize_rows.h"
