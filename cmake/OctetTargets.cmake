@@ -2,6 +2,10 @@
 
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
+# Only the static archives: the program is one file that needs no such library installed.
+find_library(PCRE2_ARCHIVE libpcre2-8.a REQUIRED)
+find_library(UTF8PROC_ARCHIVE libutf8proc.a REQUIRED)
+find_library(ZLIB_ARCHIVE libz.a REQUIRED)
 
 add_library(octet_flags INTERFACE)
 target_include_directories(octet_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
