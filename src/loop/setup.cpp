@@ -139,6 +139,15 @@ PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConf
   return options;
 }
 
+PolicyOptions reference_options(const PolicyOptions& options) {
+  PolicyOptions frozen = options;
+  frozen.training = model::Training::kNone;
+  frozen.shadow = false;
+  frozen.kv_tokens = 2 * options.max_batch_tokens + options.max_seq_length +
+                     options.max_sequences * model::KvStore::kPageSize;
+  return frozen;
+}
+
 std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelConfig& model,
                                      int64_t num_known, const PolicyOptions& options) {
   tensor::PlanningAllocator allocator;
@@ -156,10 +165,8 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   // One tensor at a time lies in F32 while weights are filled, before the optimiser is made.
   if (largest > optimizer_bytes) plan.push_back({"loading", largest - optimizer_bytes});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
-    PolicyOptions frozen = options;
-    frozen.training = model::Training::kNone;
-    frozen.shadow = false;
-    plan.push_back({"KL reference", plan_total(plan_memory(model, num_known, frozen))});
+    plan.push_back(
+        {"KL reference", plan_total(plan_memory(model, num_known, reference_options(options)))});
   }
   return plan;
 }

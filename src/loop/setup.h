@@ -29,6 +29,10 @@ model::Precision make_precision(const TrainConfig& config, const io::ModelConfig
 PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConfig& model,
                                   int64_t num_known, int64_t memory_limit);
 
+// Of the frozen copy that KL compares with in full fine-tuning: it scores a call's sequences at a
+// time.
+PolicyOptions reference_options(const PolicyOptions& options);
+
 // The whole plan of a training run: policy, optimiser, reference model where KL needs one.
 std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelConfig& model,
                                      int64_t num_known, const PolicyOptions& options);

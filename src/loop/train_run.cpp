@@ -115,10 +115,8 @@ void TrainRun::set_up() {
   policy_.emplace(backend.allocator(), source_.config, num_known_, policy_options_);
   fill_weights(backend, config, policy_->model());
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
-    PolicyOptions frozen = policy_options_;
-    frozen.training = model::Training::kNone;
-    frozen.shadow = false;
-    reference_.emplace(backend.allocator(), source_.config, num_known_, frozen);
+    reference_.emplace(backend.allocator(), source_.config, num_known_,
+                       reference_options(policy_options_));
     fill_weights(backend, config, reference_->model());
   }
   trainer_.emplace(backend, policy_->model(),
@@ -457,7 +455,13 @@ void TrainRun::report_skipped_updates(int64_t step, const observe::MetricList& m
 
 RunResult run_training(ops::Backend& backend, const TrainConfig& config,
                        const RunOptions& options) {
-  TrainRun run(backend, config, options);
+  // What "auto" stands for is written down: the run's file holds no open choice.
+  TrainConfig resolved = config;
+  if (config.is_fp8() && config.model.load_in_fp8 == "auto") {
+    resolved.model.load_in_fp8 =
+        model::weight_scales_name(make_precision(config, read_model_source(config).config).scales);
+  }
+  TrainRun run(backend, resolved, options);
   return run.run();
 }
 

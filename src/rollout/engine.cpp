@@ -288,10 +288,15 @@ bool Run::finished(Sequence& sequence, int32_t id) {
       sequence.decoder = std::make_unique<text::IncrementalDecoder>(*tokenizer_);
     }
     sequence.text += sequence.decoder->push(id);
+    size_t first = std::string::npos;  // of several, the one that begins first ends the text
     for (const std::string& stop : sampling_.stop) {
-      if (sequence.text.find(stop) == std::string::npos) continue;
-      completion.finish_reason = FinishReason::kStop;
+      const size_t found = sequence.text.find(stop);
+      if (found >= first) continue;
+      first = found;
       completion.stop_string = stop;
+    }
+    if (first != std::string::npos) {
+      completion.finish_reason = FinishReason::kStop;
       return true;
     }
   }

@@ -98,6 +98,29 @@ void check_greedy(const std::string& model, const Json& golden) {
   }
 }
 
+// One small step of the recipe that `./run demo --model smollm2` runs, and its adapter in use.
+void check_training(const std::string& model, const std::string& run) {
+  const std::string source = OCTET_SOURCE_DIR;
+  const Outcome trained =
+      octet({"train", source + "/recipes/smollm2-gsm8k.toml", "model.path=" + model,
+             "data.train=" + source + "/recipes/data/gsm8k-style.jsonl", "run.dir=" + run,
+             "train.max_steps=1", "train.prompts_per_step=1", "rollout.num_generations=2",
+             "rollout.max_completion_length=8", "reward.functions=[\"length\"]",
+             "reward.reward_weights=[1.0]", "reward.soft_punish_cache=8"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const Json metrics = Json::parse(read_text(run + "/metrics.jsonl"));
+  EXPECT_EQ(metrics["step"], 1);
+  EXPECT_EQ(metrics["train_rollout_logprob_abs_diff_max"], 0);
+  EXPECT_EQ(metrics["num_updates"], 2);
+  const Outcome generated =
+      octet({"generate", "--model", model, "--adapter", run + "/adapter", "--flow", "fp8_lora",
+             "--load-in-fp8", "channel", "--kv-cache-dtype", "fp8", "--max-new-tokens", "4",
+             "--ignore-eos", "--input", "-", "--json"},
+            R"({"messages":[{"role":"user","content":"What is 2+2?"}]})");
+  ASSERT_EQ(generated.exit_code, 0) << generated.err;
+  EXPECT_EQ(generated.line(0)["ids"].size(), 4u);
+}
+
 TEST(SmolLM2, ImportedModelEqualsItsReference) {
   const std::string source = OCTET_SOURCE_DIR;
   const Outcome fetch = run_program(source + "/tools/fetch_smollm2.sh", {});
@@ -113,6 +136,7 @@ TEST(SmolLM2, ImportedModelEqualsItsReference) {
   const Json golden = Json::parse(read_text(kGolden + "smollm2/scores.json"));
   check_scores(model, golden);
   check_greedy(model, golden);
+  check_training(model, folder.path("run"));
 }
 
 }  // namespace
