@@ -19,7 +19,7 @@ namespace {
 using Run = std::function<int()>;
 
 void add_device_options(CLI::App& command, DeviceArguments& device) {
-  command.add_option("--device", device.device, "auto | cpu | cuda")->capture_default_str();
+  command.add_option("--device", device.device, "auto | cpu | cuda | cuda:N")->capture_default_str();
   command.add_option("--threads", device.threads, "threads of the CPU; 0: all it may use")
       ->capture_default_str();
   command.add_option("--cpu-isa", device.cpu_isa, "auto | portable | avx2 | avx512")
