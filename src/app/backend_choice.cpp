@@ -44,9 +44,9 @@ Choice find_cuda(int index) {
   for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
     if (index >= 0 && device.index != index) continue;
     if (device.usable) return {device.index, device.memory_bytes, device.name, {}};
-    why_none = fmt::format("cuda:{} ({}) has compute capability {}.{}, and this build is for 9.0",
-                           device.index, device.name, device.capability / 10,
-                           device.capability % 10);
+    why_none =
+        fmt::format("cuda:{} ({}) has compute capability {}.{}, and this build is for 9.0",
+                    device.index, device.name, device.capability / 10, device.capability % 10);
   }
   if (why_none.empty()) why_none = fmt::format("there is no device cuda:{}", index);
   return {-1, 0, {}, why_none};
@@ -137,6 +137,9 @@ std::string describe_device(const DeviceArguments& arguments) {
   if (choice.cuda_device >= 0) {
     text += fmt::format("device:           cuda:{} ({}; {})\n", choice.cuda_device,
                         choice.device_name, choice.why);
+#ifdef OCTET_CUDA
+    text += fmt::format("libraries:        {}\n", cuda::describe_libraries());
+#endif
     text += fmt::format("memory limit:     {}{}\n", format_bytes(memory_limit(arguments)),
                         arguments.memory_limit == 0 ? " (what the device has)" : "");
     return text;

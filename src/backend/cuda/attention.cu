@@ -181,8 +181,7 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
   const int last_row = min(first_row + kTileRows, new_tokens * p.group) - 1;
   const int block_first = first_position + first_row / p.group;
   const int limit = first_position + last_row / p.group + 1;
-  const int begin =
-      p.window > 0 ? max(0, block_first + 1 - p.window) / kTileKeys * kTileKeys : 0;
+  const int begin = p.window > 0 ? max(0, block_first + 1 - p.window) / kTileKeys * kTileKeys : 0;
 
   // The lane's rows.
   const Bf16* rows[2];
@@ -211,8 +210,8 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
     copy_async_commit();
   };
   // The folded result lies in shared memory, a lane's registers side by side over the warp.
-  auto* folded = reinterpret_cast<float*>(shared + 2 * Tile::kStageBytes) +
-                 warp * (16 * kWidth) + lane;
+  auto* folded =
+      reinterpret_cast<float*>(shared + 2 * Tile::kStageBytes) + warp * (16 * kWidth) + lane;
 #pragma unroll
   for (int i = 0; i < kWidth / 2; ++i) folded[32 * i] = 0;
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
@@ -291,17 +290,16 @@ void launch(Context& context, Problem& p, int64_t num_tokens, const ops::Attenti
   const cudaStream_t stream = context.stream();
   p.chunked = p.group <= kMaxGroup;
   if (p.chunked) {
-    const int64_t longest = batch.max_context > 0
-                                ? batch.max_context
-                                : int64_t{p.keys.max_pages} << p.keys.page_shift;
+    const int64_t longest =
+        batch.max_context > 0 ? batch.max_context : int64_t{p.keys.max_pages} << p.keys.page_shift;
     p.num_chunks = static_cast<int>(divide_up(longest, kChunkKeys));
     p.partial = context.scratch<float>(
-        kScratchAttention,
-        int64_t{sequences} * heads * p.group * p.num_chunks * (kWidth + 2));
-    chunks_kernel<kFp8, kWidth><<<dim3(static_cast<unsigned>(p.num_chunks), heads, sequences), 32,
-                                  kChunkShared, stream>>>(p);
-    fold_kernel<kWidth><<<dim3(heads * static_cast<unsigned>(p.group), sequences), kWidth, 0,
-                          stream>>>(p);
+        kScratchAttention, int64_t{sequences} * heads * p.group * p.num_chunks * (kWidth + 2));
+    chunks_kernel<kFp8, kWidth>
+        <<<dim3(static_cast<unsigned>(p.num_chunks), heads, sequences), 32, kChunkShared, stream>>>(
+            p);
+    fold_kernel<kWidth>
+        <<<dim3(heads * static_cast<unsigned>(p.group), sequences), kWidth, 0, stream>>>(p);
   }
   if (!p.chunked || batch.max_query_tokens != 1) {
     const auto tiles = static_cast<unsigned>(num_tokens * p.group / kTileRows) + sequences;

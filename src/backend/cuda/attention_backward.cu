@@ -61,15 +61,14 @@ struct Cache {
 };
 
 // Keys or values of the batch's tokens out of their pages.
-__global__ void gather_kernel(const __grid_constant__ Problem p, const __grid_constant__ Cache cache,
-                              float* to) {
+__global__ void gather_kernel(const __grid_constant__ Problem p,
+                              const __grid_constant__ Cache cache, float* to) {
   const int token = blockIdx.x;
   const int sequence = sequence_of(p, token);
   if (token >= p.query_offsets[p.num_sequences]) return;
   const int position = token - p.query_offsets[sequence];
   const int table = position / cache.page_size, slot = position % cache.page_size;
-  const int page =
-      table < cache.max_pages ? p.page_table[sequence * p.table_stride + table] : -1;
+  const int page = table < cache.max_pages ? p.page_table[sequence * p.table_stride + table] : -1;
   if (page < 0 || page >= cache.num_pages) return;
   const int row = p.kv_heads * p.width;
   for (int i = threadIdx.x; i < row; i += kThreads) {

@@ -36,8 +36,8 @@ inline void require_float(std::string_view op, std::string_view name,
   }
 }
 
-inline void require_rank(std::string_view op, std::string_view name,
-                         const tensor::TensorView& view, int least, int most) {
+inline void require_rank(std::string_view op, std::string_view name, const tensor::TensorView& view,
+                         int least, int most) {
   if (view.shape.rank() < least || view.shape.rank() > most) {
     fail(op, "{} must have {} to {} axes, but has shape {}", name, least, most,
          view.shape.to_string());

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -50,7 +51,10 @@ cudaStream_t Context::open(int device) {
 }
 
 Context::Context(int device, int64_t limit_bytes)
-    : device_(device), stream_(open(device)), allocator_(limit_bytes, stream_) {
+    : device_(device),
+      stream_(open(device)),
+      allocator_(limit_bytes, stream_),
+      library_(std::make_unique<LibraryProducts>()) {
   check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "CUDA device");
   check(cudaMalloc(reinterpret_cast<void**>(&counters_), sizeof(DeviceCounters)), "counters");

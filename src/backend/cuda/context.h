@@ -4,9 +4,9 @@
 
 #include <array>
 #include <cstdint>
-#include <string_view>
-
 #include <cuda_runtime_api.h>
+#include <memory>
+#include <string_view>
 
 #include "tensor/buffer.h"
 
@@ -26,6 +26,8 @@ class DeviceAllocator final : public tensor::Allocator {
   cudaStream_t stream_;
 };
 
+class LibraryProducts;
+
 // Device counters in the order of ops::QuantizeCounters.
 struct DeviceCounters {
   unsigned long long elements, saturated, underflowed, not_a_number;
@@ -40,6 +42,7 @@ enum ScratchSlot {
   kScratchSums,       // F32 partial results
   kScratchAttention,  // partial results of key chunks
   kScratchSampling,   // parameters of rows
+  kScratchLibrary,    // cuBLASLt's workspace
   kNumScratchSlots
 };
 
@@ -55,6 +58,7 @@ class Context {
   cudaStream_t stream() const { return stream_; }
   DeviceAllocator& allocator() { return allocator_; }
   DeviceCounters* counters() const { return counters_; }
+  LibraryProducts& library() { return *library_; }
 
   // At least `num_bytes` of device memory, contents undefined. Growing waits for the stream.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
@@ -78,6 +82,7 @@ class Context {
   cudaStream_t stream_;
   DeviceAllocator allocator_;
   std::array<tensor::Buffer, kNumScratchSlots> scratch_;
+  std::unique_ptr<LibraryProducts> library_;
   DeviceCounters* counters_ = nullptr;
   char* staging_ = nullptr;  // pinned, used as a ring
   int64_t staging_used_ = 0;

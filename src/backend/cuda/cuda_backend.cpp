@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
@@ -116,6 +117,8 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
   if (found.empty()) why_none = "the driver shows no device";
   return found;
 }
+
+std::string describe_libraries() { return LibraryProducts().description(); }
 
 std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options) {
   std::string why_none;

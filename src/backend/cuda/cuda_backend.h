@@ -20,6 +20,9 @@ struct DeviceInfo {
 // The devices that the driver shows; empty, with the reason in `why_none`, where there are none.
 std::vector<DeviceInfo> devices(std::string& why_none);
 
+// Which libraries are there at run time, and what happens without them; one line.
+std::string describe_libraries();
+
 struct CudaOptions {
   int device = 0;
   int64_t memory_limit_bytes = 0;  // 0: none

@@ -134,8 +134,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
            format_of(args.weights[end]) == product.format;
          ++end) {
       const ops::Weight& weight = args.weights[end];
-      const Rows rows =
-          aligned_rows(context, elements_of(weight), kScratchWeights, weight_offset);
+      const Rows rows = aligned_rows(context, elements_of(weight), kScratchWeights, weight_offset);
       ProductWeight& to = product.weights[product.num_weights++];
       to.data = rows.data;
       to.stride = rows.stride;
@@ -168,8 +167,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
     product.y_stride = args.y.row_stride;
     if (!args.bias.empty()) {
       product.bias_is_bf16 = args.bias.dtype == DType::kBF16;
-      product.bias =
-          args.bias.as<char>() + first_column * tensor::dtype_bytes(args.bias.dtype);
+      product.bias = args.bias.as<char>() + first_column * tensor::dtype_bytes(args.bias.dtype);
     }
     product.alpha = args.alpha;
     product.accumulate = args.accumulate;

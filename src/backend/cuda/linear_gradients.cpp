@@ -190,8 +190,8 @@ void linear_weight_grad(Context& context, const ops::LinearWeightGradArgs& args)
     auto* dy_scales = context.scratch<float>(kScratchScales2, outputs * count);
     quantize_transposed(context, args.x, groups, DType::kE4M3, args.scale_format, x_codes,
                         x_scales);
-    quantize_transposed(context, args.dy, groups, args.gradient_format, args.scale_format,
-                        dy_codes, dy_scales);
+    quantize_transposed(context, args.dy, groups, args.gradient_format, args.scale_format, dy_codes,
+                        dy_scales);
     product.format = ProductFormat::kBlocks;
     product.x_is_e5m2 = args.gradient_format == DType::kE5M2;
     product.weights[0].data = x_codes;

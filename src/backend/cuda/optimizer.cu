@@ -106,8 +106,7 @@ ops::SquaredNorm squared_norm(Context& context, const TensorView& x) {
       {x.data, x.dtype == DType::kBF16}, count, parts);
   check_launch(kOp);
   std::vector<ops::SquaredNorm> host(static_cast<size_t>(num_parts));
-  context.download(parts, host.data(),
-                   num_parts * static_cast<int64_t>(sizeof(ops::SquaredNorm)));
+  context.download(parts, host.data(), num_parts * static_cast<int64_t>(sizeof(ops::SquaredNorm)));
   for (const ops::SquaredNorm& part : host) {
     total.sum += part.sum;
     total.non_finite += part.non_finite;

@@ -1,11 +1,10 @@
 // Own product on Hopper's matrix units: weights are the wide operand (64 or 128 rows to a block),
 // tokens the narrow one, so that one token costs no more than eight.
-#include "backend/cuda/product.h"
-
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/async_copy.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/wgmma.cuh"
+#include "backend/cuda/product.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
@@ -38,11 +37,11 @@ __device__ void load_tile(const char* data, int64_t stride_bytes, int64_t first,
 }
 
 template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kStages>
-__global__ void __launch_bounds__(kRows * 2)
-    product_kernel(const __grid_constant__ Tiles tiles) {
+__global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constant__ Tiles tiles) {
   constexpr int kThreads = kRows * 2;  // a warpgroup for 64 rows
   constexpr int kRegisters = kTokens / 2;
-  constexpr uint32_t kWeightBytes = kRows * kChunkBytes, kStageBytes = kWeightBytes + kTokens * kChunkBytes;
+  constexpr uint32_t kWeightBytes = kRows * kChunkBytes,
+                     kStageBytes = kWeightBytes + kTokens * kChunkBytes;
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
   const Product& p = tiles.p;
@@ -84,7 +83,8 @@ __global__ void __launch_bounds__(kRows * 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int64_t r = min(row + 8 * h, weight.rows - 1);
-        w_scale[h] = weight.scales[r / weight.row_block * weight.scale_stride + chunk * weight.chunk_stride];
+        w_scale[h] =
+            weight.scales[r / weight.row_block * weight.scale_stride + chunk * weight.chunk_stride];
       }
     }
     copy_async_wait<kStages - 2>();
@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(kRows * 2)
     if constexpr (kFormat == ProductFormat::kBF16) {
       wgmma_hold(acc);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) Wgmma<kTokens>::template run<kOperands>(acc, a + 2 * k, b + 2 * k, true);
+      for (int k = 0; k < 4; ++k)
+        Wgmma<kTokens>::template run<kOperands>(acc, a + 2 * k, b + 2 * k, true);
     } else {
       wgmma_hold(partial);
 #pragma unroll
@@ -197,7 +198,7 @@ void launch_any(Context& context, Tiles& tiles) {
 
 }  // namespace
 
-void run_product(Context& context, const Product& product) {
+void run_own_product(Context& context, const Product& product) {
   if (product.num_tokens == 0) return;
   Tiles tiles{};
   tiles.p = product;

@@ -26,7 +26,7 @@ struct Source {
   __device__ float at(int64_t row, int64_t column) const {
     float value = x.get(row * stride + column);
     if (!x.is_bf16) value = round_to_bf16(value);
-    return column_scale == nullptr ? value : value * column_scale[column];
+    return column_scale == nullptr || isnan(value) ? value : value * column_scale[column];
   }
 };
 
@@ -205,8 +205,7 @@ bool is_aligned(const void* data, int64_t bytes) {
 }
 
 template <bool kE5M2>
-void launch(Context& context, const Source& source, const Target& target,
-            Granularity granularity) {
+void launch(Context& context, const Source& source, const Target& target, Granularity granularity) {
   const cudaStream_t stream = context.stream();
   DeviceCounters* counters = context.counters();
   const auto rows = static_cast<unsigned>(source.rows);
@@ -261,8 +260,7 @@ void quantize(Context& context, const ops::QuantizeArgs& args) {
                       rows,
                       columns};
   const Target target{args.out.codes.as<uint8_t>(), args.out.codes.row_stride,
-                      args.out.scales.as<float>(),
-                      args.scale_format == tensor::ScaleFormat::kPow2};
+                      args.out.scales.as<float>(), args.scale_format == tensor::ScaleFormat::kPow2};
   if (args.out.codes.dtype == DType::kE5M2) {
     launch<true>(context, source, target, args.out.granularity);
   } else {
@@ -283,8 +281,8 @@ void dequantize(Context& context, const ops::DequantizeArgs& args) {
       args.x.codes.dtype == DType::kE5M2 ? dequantize_kernel<true> : dequantize_kernel<false>;
   kernel<<<static_cast<unsigned>(std::min<int64_t>(divide_up(count, kThreads), 16384)), kThreads, 0,
            context.stream()>>>(args.x.codes.as<uint8_t>(), args.x.codes.row_stride, scales,
-                               {args.out.data, args.out.dtype == DType::kBF16},
-                               args.out.row_stride, columns, count);
+                               {args.out.data, args.out.dtype == DType::kBF16}, args.out.row_stride,
+                               columns, count);
   check_launch(kOp);
 }
 

@@ -134,9 +134,9 @@ void rms_norm(Context& context, const ops::RmsNormArgs& args) {
   const FloatArray weight{args.weight.data, args.weight.dtype == DType::kBF16};
   const auto launch = [&](auto element) {
     using T = decltype(element);
-    norm_kernel<<<grid, block, 0, context.stream()>>>(
-        args.x.as<T>(), args.x.row_stride, weight, args.y.as<T>(), args.y.row_stride, rows,
-        args.eps, args.weight_offset);
+    norm_kernel<<<grid, block, 0, context.stream()>>>(args.x.as<T>(), args.x.row_stride, weight,
+                                                      args.y.as<T>(), args.y.row_stride, rows,
+                                                      args.eps, args.weight_offset);
   };
   args.x.dtype == DType::kBF16 ? launch(Bf16()) : launch(0.0f);
   check_launch(kOp);

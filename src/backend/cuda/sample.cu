@@ -18,9 +18,7 @@ constexpr unsigned kOneBits = 0x3F800000u;  // of the largest weight, e^0
 struct Cut {
   float weight;
   int64_t id;
-  __device__ bool keeps(float e, int64_t v) const {
-    return e > weight || (e == weight && v <= id);
-  }
+  __device__ bool keeps(float e, int64_t v) const { return e > weight || (e == weight && v <= id); }
 };
 
 struct Row {
@@ -154,7 +152,8 @@ __device__ Cut last_kept(const Row& row, double sum, const ops::SampleParams& pa
   cut.weight = weight_reaching(row, kept, share);
   if (cut.weight == 0.0f) return by_count;
   const float bound = cut.weight;
-  const double before = total_of(row, [&](int64_t v) { return row.weight(v) > bound ? kept(v) : 0.0; });
+  const double before =
+      total_of(row, [&](int64_t v) { return row.weight(v) > bound ? kept(v) : 0.0; });
   const double equal = fmax(1.0, ceil((share - before) / double{cut.weight}));
   cut.id = id_of_equal(row, cut.weight, equal);
   if (cut.weight == by_count.weight) cut.id = min(cut.id, by_count.id);
@@ -222,8 +221,8 @@ __global__ void __launch_bounds__(kRowThreads)
   if (!is_finite || (!greedy && !filtered && params.min_p == 0)) {
     kept = log_prob;
   } else if (!greedy) {
-    kept = static_cast<float>(double{distance_of(logit, temperature, stats.maximum)} -
-                              log(kept_sum));
+    kept =
+        static_cast<float>(double{distance_of(logit, temperature, stats.maximum)} - log(kept_sum));
   }
   kept_log_probs[c] = kept;
 }

@@ -1,9 +1,8 @@
 // Turning CUDA's status codes into Errors. Host code only.
 #pragma once
 
-#include <string_view>
-
 #include <cuda_runtime_api.h>
+#include <string_view>
 
 namespace octet::cuda {
 
@@ -11,7 +10,8 @@ namespace octet::cuda {
 [[noreturn]] void fail_status(std::string_view what, cudaError_t status);
 
 inline void check(cudaError_t status, std::string_view what) {
-  if (status != cudaSuccess) [[unlikely]] fail_status(what, status);
+  if (status != cudaSuccess) [[unlikely]]
+    fail_status(what, status);
 }
 
 // Whether the kernel that was just launched could be.

@@ -1,10 +1,9 @@
-#include "backend/cuda/transpose.h"
-
 #include <algorithm>
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
 #include "backend/cuda/status.h"
+#include "backend/cuda/transpose.h"
 
 namespace octet::cuda {
 namespace {
@@ -196,8 +195,8 @@ void quantize_transposed(Context& context, const TensorView& x, const TokenGroup
   if (groups.count == 0 || columns == 0) return;
   const dim3 grid(static_cast<unsigned>(divide_up(columns, kTile)),
                   static_cast<unsigned>(groups.count));
-  const auto kernel = format == DType::kE5M2 ? quantize_transposed_kernel<true>
-                                             : quantize_transposed_kernel<false>;
+  const auto kernel =
+      format == DType::kE5M2 ? quantize_transposed_kernel<true> : quantize_transposed_kernel<false>;
   kernel<<<grid, kTile, 0, context.stream()>>>(
       {x.data, x.dtype == DType::kBF16}, x.row_stride, columns, groups,
       scale_format == tensor::ScaleFormat::kPow2, codes, scales, context.counters());
@@ -213,9 +212,8 @@ void finish_sums(Context& context, const float* sums, const TensorView& y, float
 }
 
 void add_column_sums(Context& context, const TensorView& x, float* sums) {
-  column_sums_kernel<<<static_cast<unsigned>(divide_up(x.shape[1], 64)), 64, 0,
-                       context.stream()>>>({x.data, x.dtype == DType::kBF16}, x.row_stride,
-                                           x.shape[0], x.shape[1], sums);
+  column_sums_kernel<<<static_cast<unsigned>(divide_up(x.shape[1], 64)), 64, 0, context.stream()>>>(
+      {x.data, x.dtype == DType::kBF16}, x.row_stride, x.shape[0], x.shape[1], sums);
   check_launch("add_column_sums");
 }
 

@@ -42,7 +42,8 @@ Operand magnitudes(const Operand& x) {
   Operand m;
   m.granularity = x.granularity;
   m.dense = Array(x.dense.view().dtype, x.dense.view().shape);
-  for (int64_t i = 0; i < m.dense.view().num_elements(); ++i) m.dense.set(i, std::fabs(x.dense.get(i)));
+  for (int64_t i = 0; i < m.dense.view().num_elements(); ++i)
+    m.dense.set(i, std::fabs(x.dense.get(i)));
   if (x.codes.view().empty()) return m;
   m.codes = Array(x.codes.view().dtype, x.codes.view().shape);
   for (int64_t i = 0; i < m.codes.view().num_elements(); ++i) {
@@ -74,14 +75,13 @@ ops::LinearArgs args_of(const Operand& x, std::span<const ops::Weight> weights, 
   return args;
 }
 
-void expect_within(const Array& actual, const Array& expected, const Array& terms,
-                   double rounding, double accumulation, const std::string& what) {
+void expect_within(const Array& actual, const Array& expected, const Array& terms, double rounding,
+                   double accumulation, const std::string& what) {
   for (int64_t i = 0; i < actual.view().num_elements(); ++i) {
     const double bound =
         rounding * std::fabs(expected.get(i)) + accumulation * terms.get(i) + 1e-30;
     ASSERT_LE(std::fabs(actual.get(i) - expected.get(i)), bound)
-        << what << ": element " << i << " is " << actual.get(i) << ", expected "
-        << expected.get(i);
+        << what << ": element " << i << " is " << actual.get(i) << ", expected " << expected.get(i);
   }
 }
 
@@ -89,16 +89,16 @@ class LinearCuda : public CudaTest {
  protected:
   void check_forward(Format format, int64_t tokens, const std::vector<int64_t>& outputs,
                      int64_t inputs, DType y_dtype, bool extras) {
-    const std::string what = fmt::format("{} T={} N={} K={} extras {}",
-                                         kNames[static_cast<int>(format)], tokens,
-                                         fmt::join(outputs, "+"), inputs, extras);
+    const std::string what =
+        fmt::format("{} T={} N={} K={} extras {}", kNames[static_cast<int>(format)], tokens,
+                    fmt::join(outputs, "+"), inputs, extras);
     const Operand x = make_operand(cpu(), format, false, tokens, inputs, 1, 1);
     std::vector<Operand> owned, owned_magnitudes;
     std::vector<ops::Weight> weights, weight_magnitudes;
     int64_t total = 0;
     for (const int64_t n : outputs) {
-      owned.push_back(make_operand(cpu(), format, true, n, inputs,
-                                   static_cast<uint32_t>(100 + total), 0.1));
+      owned.push_back(
+          make_operand(cpu(), format, true, n, inputs, static_cast<uint32_t>(100 + total), 0.1));
       total += n;
     }
     for (const Operand& w : owned) owned_magnitudes.push_back(magnitudes(w));
@@ -218,11 +218,21 @@ TEST_F(LinearCuda, WeightGradientEqualsTheOracle) {
         const Array start = random_array(DType::kF32, Shape{70, 136}, 8);
         const Array bias = random_array(DType::kF32, Shape{70}, 8);
         const Array a = copy(start), b = copy(start), bias_a = copy(bias), bias_b = copy(bias);
-        cpu().linear_weight_grad({.dy = dy, .x = x, .dw = a, .dbias = bias_a, .alpha = 0.5f,
-                                  .sequence_offsets = offsets, .quantize = quantize,
+        cpu().linear_weight_grad({.dy = dy,
+                                  .x = x,
+                                  .dw = a,
+                                  .dbias = bias_a,
+                                  .alpha = 0.5f,
+                                  .sequence_offsets = offsets,
+                                  .quantize = quantize,
                                   .gradient_format = gradient_format});
-        gpu().linear_weight_grad({.dy = dy, .x = x, .dw = b, .dbias = bias_b, .alpha = 0.5f,
-                                  .sequence_offsets = offsets, .quantize = quantize,
+        gpu().linear_weight_grad({.dy = dy,
+                                  .x = x,
+                                  .dw = b,
+                                  .dbias = bias_b,
+                                  .alpha = 0.5f,
+                                  .sequence_offsets = offsets,
+                                  .quantize = quantize,
                                   .gradient_format = gradient_format});
         const double terms = 0.4 * static_cast<double>(tokens);
         expect_same(b, a, {terms * (quantize ? 1e-3 : 3e-5), 1e-5}, "dw");

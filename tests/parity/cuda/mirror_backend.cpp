@@ -63,17 +63,15 @@ class Call {
   void move(TensorView& view, bool is_output) {
     if (view.empty()) return;
     for (Moved& m : moved_) {
-      if (m.host.data != view.data || !(m.host.shape == view.shape) ||
-          m.host.dtype != view.dtype) {
+      if (m.host.data != view.data || !(m.host.shape == view.shape) || m.host.dtype != view.dtype) {
         continue;
       }
       m.is_output |= is_output;
       view.data = m.buffer.data();
       return;
     }
-    const int64_t bytes =
-        ((view.rows() - 1) * view.row_stride + view.row_elements()) *
-        tensor::dtype_bytes(view.dtype);
+    const int64_t bytes = ((view.rows() - 1) * view.row_stride + view.row_elements()) *
+                          tensor::dtype_bytes(view.dtype);
     tensor::Buffer buffer = device_.allocator().allocate(std::max<int64_t>(bytes, 0), "operand");
     if (bytes > 0) device_.upload(view.data, buffer.view(tensor::DType::kU8, {bytes}));
     moved_.push_back({view, std::move(buffer), is_output});

@@ -25,20 +25,20 @@ TEST_F(OpsCuda, ConvertsAddsGathersAndScatters) {
       const Array e(dtype, Shape{rows, 33}), f(dtype, Shape{rows, 33});
       cpu().add({p, q, e});
       gpu().add({p, q, f});
-      EXPECT_EQ(e.bytes(), f.bytes());
+      EXPECT_TRUE(e.bytes() == f.bytes());
       std::vector<int32_t> ids;
       for (int64_t r = 0; r < rows; ++r) ids.push_back(static_cast<int32_t>((5 * r + 2) % rows));
       const Array ids_array(ids);
       cpu().embedding({p, ids_array, e, 0.3f});
       gpu().embedding({p, ids_array, f, 0.3f});
-      EXPECT_EQ(e.bytes(), f.bytes());
+      EXPECT_TRUE(e.bytes() == f.bytes());
       cpu().scatter_rows({p, ids_array, e});
       gpu().scatter_rows({p, ids_array, f});
-      EXPECT_EQ(e.bytes(), f.bytes());
+      EXPECT_TRUE(e.bytes() == f.bytes());
       const Array g(DType::kF32, Shape{rows, 33}), h(DType::kF32, Shape{rows, 33});
       cpu().embedding_backward({p, Array(std::vector<int32_t>(rows, 0)), g, 0.5f});
       gpu().embedding_backward({p, Array(std::vector<int32_t>(rows, 0)), h, 0.5f});
-      EXPECT_EQ(g.bytes(), h.bytes());
+      EXPECT_TRUE(g.bytes() == h.bytes());
     }
   }
 }
@@ -64,8 +64,8 @@ TEST_F(OpsCuda, ActivationsAndTheirGradients) {
 
 TEST_F(OpsCuda, NormsAndTheirGradients) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    for (const Shape& shape : {Shape{1, 5}, Shape{7, 1000}, Shape{129, 4096}, Shape{17, 3, 128},
-                               Shape{5, 2, 80}}) {
+    for (const Shape& shape :
+         {Shape{1, 5}, Shape{7, 1000}, Shape{129, 4096}, Shape{17, 3, 128}, Shape{5, 2, 80}}) {
       const int64_t width = shape[shape.rank() - 1];
       const Array x = random_array(dtype, shape, 6, 2, 8);
       const Array dy = random_array(dtype, shape, 7);
@@ -77,10 +77,10 @@ TEST_F(OpsCuda, NormsAndTheirGradients) {
       const Array start = random_array(dtype, shape, 9);
       const Array c = copy(start), d = copy(start);
       const Array e(DType::kF32, Shape{width}), f(DType::kF32, Shape{width});
-      cpu().rms_norm_backward({.dy = dy, .x = x, .weight = weight, .dx = c, .dweight = e,
-                               .accumulate = true});
-      gpu().rms_norm_backward({.dy = dy, .x = x, .weight = weight, .dx = d, .dweight = f,
-                               .accumulate = true});
+      cpu().rms_norm_backward(
+          {.dy = dy, .x = x, .weight = weight, .dx = c, .dweight = e, .accumulate = true});
+      gpu().rms_norm_backward(
+          {.dy = dy, .x = x, .weight = weight, .dx = d, .dweight = f, .accumulate = true});
       expect_same(d, c, {1e-5, dtype == DType::kBF16 ? 0x1p-7 : 1e-5}, "dx");
       expect_same(f, e, {1e-4, 1e-4}, "dweight");
     }
@@ -98,7 +98,7 @@ TEST_F(OpsCuda, RotatesAndBack) {
       const Array a(dtype, Shape{17, 3, 80}), b(dtype, Shape{17, 3, 80});
       cpu().rope({x, positions_array, table, a, inverse});
       gpu().rope({x, positions_array, table, b, inverse});
-      EXPECT_EQ(a.bytes(), b.bytes());
+      EXPECT_TRUE(a.bytes() == b.bytes());
     }
   }
 }
@@ -151,8 +151,11 @@ TEST_F(OpsCuda, DrawsTheOraclesIds) {
         log_probs[which] = Array(DType::kF32, Shape{rows});
         kept[which] = Array(DType::kF32, Shape{rows});
         (which == 0 ? cpu() : gpu())
-            .sample({.logits = logits, .params = params, .ids = ids[which],
-                     .log_probs = log_probs[which], .kept_log_probs = kept[which],
+            .sample({.logits = logits,
+                     .params = params,
+                     .ids = ids[which],
+                     .log_probs = log_probs[which],
+                     .kept_log_probs = kept[which],
                      .num_known = columns});
       }
       int64_t different = 0;
@@ -177,8 +180,12 @@ TEST_F(OpsCuda, GreedyPassesOverNotANumber) {
   const Array logits(DType::kF32, Shape{2, 4}, {nan, 1, 3, 3, nan, nan, nan, nan});
   const std::vector<ops::SampleParams> params{{.temperature = 0}, {.temperature = 1}};
   const Array ids(DType::kI32, Shape{2}), log_probs(DType::kF32, Shape{2});
-  gpu().sample({.logits = logits, .params = params, .ids = ids, .log_probs = log_probs,
-                .kept_log_probs = {}, .num_known = 4});
+  gpu().sample({.logits = logits,
+                .params = params,
+                .ids = ids,
+                .log_probs = log_probs,
+                .kept_log_probs = {},
+                .num_known = 4});
   EXPECT_EQ(ids.get(0), 2);
   EXPECT_EQ(ids.get(1), 0);
 }
@@ -195,13 +202,18 @@ TEST_F(OpsCuda, OptimiserStepsAndNorms) {
     first[which] = copy(m);
     second[which] = copy(v);
     (which == 0 ? cpu() : gpu())
-        .adamw({.master = w[which], .gradient = gradient, .first_moment = first[which],
-                .second_moment = second[which], .learning_rate = 1e-2f, .weight_decay = 0.1f,
-                .gradient_scale = 0.5f, .step = 3});
+        .adamw({.master = w[which],
+                .gradient = gradient,
+                .first_moment = first[which],
+                .second_moment = second[which],
+                .learning_rate = 1e-2f,
+                .weight_decay = 0.1f,
+                .gradient_scale = 0.5f,
+                .step = 3});
   }
-  EXPECT_EQ(w[0].bytes(), w[1].bytes());
-  EXPECT_EQ(first[0].bytes(), first[1].bytes());
-  EXPECT_EQ(second[0].bytes(), second[1].bytes());
+  EXPECT_TRUE(w[0].bytes() == w[1].bytes());
+  EXPECT_TRUE(first[0].bytes() == first[1].bytes());
+  EXPECT_TRUE(second[0].bytes() == second[1].bytes());
   const Array hostile(DType::kF32, Shape{kCount}, hostile_values(kCount, 19));
   const ops::SquaredNorm a = cpu().squared_norm(hostile), b = gpu().squared_norm(hostile);
   EXPECT_EQ(a.non_finite, b.non_finite);
@@ -209,9 +221,11 @@ TEST_F(OpsCuda, OptimiserStepsAndNorms) {
 }
 
 TEST_F(OpsCuda, RefusesWhatItCannotDo) {
-  const Array x(DType::kF32, Shape{4, 16}), w(DType::kF32, Shape{4, 16}), y(DType::kF32, Shape{4, 4});
+  const Array x(DType::kF32, Shape{4, 16}), w(DType::kF32, Shape{4, 16}),
+      y(DType::kF32, Shape{4, 4});
   const ops::Weight weight{w.view(), {}};
-  EXPECT_THROW(gpu().linear({.x = x, .xq = {}, .weights = {&weight, 1}, .bias = {}, .y = y}), Error);
+  EXPECT_THROW(gpu().linear({.x = x, .xq = {}, .weights = {&weight, 1}, .bias = {}, .y = y}),
+               Error);
 }
 
 }  // namespace

@@ -85,14 +85,13 @@ struct AttentionTile {
       const int row = index / kPieces, piece = index % kPieces, position = begin + row;
       const int table = position >> source.page_shift;
       int page = position < limit && table < source.max_pages ? source.pages[table] : -1;
-      const bool inside =
-          page >= 0 && page < source.num_pages && piece * 16 < row_bytes;
+      const bool inside = page >= 0 && page < source.num_pages && piece * 16 < row_bytes;
       if (!inside) page = 0;
       const int offset = position & ((1 << source.page_shift) - 1);
-      const int64_t at =
-          (page * source.page_stride +
-           (int64_t{offset} * source.heads + source.head) * source.width) * kElementBytes +
-          (inside ? piece * 16 : 0);
+      const int64_t at = (page * source.page_stride +
+                          (int64_t{offset} * source.heads + source.head) * source.width) *
+                             kElementBytes +
+                         (inside ? piece * 16 : 0);
       copy_async_16(stage + row * kRowBytes + key_piece(row, piece) * 16,
                     inside ? source.k + at : source.k, inside);
       copy_async_16(stage + kTileBytes + row * kRowBytes + value_piece(row, piece) * 16,
@@ -104,9 +103,9 @@ struct AttentionTile {
         int page = position < limit && table < source.max_pages ? source.pages[table] : -1;
         const bool inside = page >= 0 && page < source.num_pages;
         const int offset = position & ((1 << source.page_shift) - 1);
-        const int64_t at = inside ? page * source.scale_page_stride +
-                                        int64_t{offset} * source.heads + source.head
-                                  : 0;
+        const int64_t at =
+            inside ? page * source.scale_page_stride + int64_t{offset} * source.heads + source.head
+                   : 0;
         const uint32_t to = stage + 2 * kTileBytes + row * 4;
         copy_async_4(to, source.k_scales + at, inside);
         copy_async_4(to + kTileKeys * 4, source.v_scales + at, inside);
@@ -175,8 +174,8 @@ struct AttentionTile {
       const int row = 8 * j + g;
 #pragma unroll
       for (int piece = 0; piece < kPieces; piece += 4) {
-        const uint4 words = *reinterpret_cast<const uint4*>(
-            stage + row * kRowBytes + key_piece(row, piece + t) * 16);
+        const uint4 words = *reinterpret_cast<const uint4*>(stage + row * kRowBytes +
+                                                            key_piece(row, piece + t) * 16);
         const uint32_t w[4] = {words.x, words.y, words.z, words.w};
         if constexpr (kFp8) {
 #pragma unroll

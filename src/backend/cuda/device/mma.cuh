@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

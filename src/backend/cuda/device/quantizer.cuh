@@ -13,7 +13,8 @@ struct CodeCounts {
 
   template <bool kE5M2>
   __device__ uint8_t encode(float value, float scale) {
-    const uint8_t code = encode_fp8<kE5M2>(__fdiv_rn(value, scale));
+    // A division makes every NaN positive.
+    const uint8_t code = encode_fp8<kE5M2>(isnan(value) ? value : __fdiv_rn(value, scale));
     const unsigned magnitude = code & 0x7Fu;
     ++elements;
     saturated += magnitude == (kE5M2 ? 0x7Bu : 0x7Eu) ? 1u : 0u;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
@@ -13,11 +12,17 @@ using Bf16 = __nv_bfloat16;
 
 __device__ inline float load(const float* at) { return *at; }
 __device__ inline float load(const Bf16* at) { return __bfloat162float(*at); }
-__device__ inline void store(float value, float* at) { *at = value; }
-__device__ inline void store(float value, Bf16* at) { *at = __float2bfloat16_rn(value); }
-__device__ inline float round_to_bf16(float value) {
-  return __bfloat162float(__float2bfloat16_rn(value));
+// Round to nearest even; NaN keeps its sign and upper bits, as the host's encoder does.
+__device__ inline Bf16 to_bf16(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+    return __ushort_as_bfloat16(static_cast<unsigned short>(bits >> 16 | 0x40u));
+  }
+  return __float2bfloat16_rn(value);
 }
+__device__ inline void store(float value, float* at) { *at = value; }
+__device__ inline void store(float value, Bf16* at) { *at = to_bf16(value); }
+__device__ inline float round_to_bf16(float value) { return __bfloat162float(to_bf16(value)); }
 
 // An F32 or BF16 array whose type is known at run time.
 struct FloatArray {
