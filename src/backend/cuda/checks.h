@@ -73,6 +73,14 @@ inline void require_codes(std::string_view op, std::string_view name,
   require_contiguous(op, name, q.scales);
 }
 
+// Whether rows can be read `count` elements at a time: base, stride and width fit.
+inline bool takes_vectors(const tensor::TensorView& view, int64_t width, int64_t count) {
+  const int64_t bytes =
+      count * tensor::dtype_bytes(view.dtype) < 16 ? count * tensor::dtype_bytes(view.dtype) : 16;
+  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
+         width % count == 0 && view.row_stride % count == 0;
+}
+
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 inline int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
 

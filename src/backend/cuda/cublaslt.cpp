@@ -12,6 +12,7 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/compare.h"
 #include "backend/cuda/status.h"
+#include "backend/cuda/transpose.h"
 
 namespace octet::cuda {
 namespace {
@@ -57,9 +58,9 @@ struct LibraryProducts::Library {
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
   decltype(&cublasLtMatmul) matmul;
 
+  // Stays loaded: it keeps state of its own until the process ends.
   ~Library() {
     if (lt != nullptr) destroy(lt);
-    if (handle != nullptr) dlclose(handle);
   }
 
   // Empty where all is there; otherwise what is missing.
@@ -105,7 +106,7 @@ namespace {
 template <class Library>
 class Call {
  public:
-  Call(const Library& library, const Product& p) : library_(library), p_(p) {
+  Call(const Library& library, const Product& p, const float* x_scales) : library_(library), p_(p) {
     const ProductWeight& w = p.weights[0];
     const bool bf16 = p.format == ProductFormat::kBF16;
     const cudaDataType_t type = bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
@@ -114,11 +115,17 @@ class Call {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     set(CUBLASLT_MATMUL_DESC_TRANSA, transposed);
     if (!bf16) {
-      const cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-      set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
-      set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+      const bool blocks = p.format == ProductFormat::kBlocks;
+      const cublasLtMatmulMatrixScale_t w_mode = blocks
+                                                     ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+      const cublasLtMatmulMatrixScale_t x_mode = blocks
+                                                     ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, w_mode);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, x_mode);
       set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, w.scales);
-      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.x_scales);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales);
       const int8_t fast = 0;
       set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
     }
@@ -222,9 +229,10 @@ LibraryProducts::LibraryProducts() : library_(std::make_unique<Library>()) {
 
 LibraryProducts::~LibraryProducts() = default;
 
-LibraryProducts::Plan LibraryProducts::search(Context& context, const Product& product) {
+LibraryProducts::Plan LibraryProducts::search(Context& context, const Product& product,
+                                              const float* x_scales) {
   Plan plan;
-  const Call<Library> call(*library_, product);
+  const Call<Library> call(*library_, product, x_scales);
   if (!call.ok()) return plan;
   const int64_t bytes = product.num_tokens * product.y_stride * (product.y_is_bf16 ? 2 : 4);
   const int64_t row_bytes = product.weights[0].rows * (product.y_is_bf16 ? 2 : 4);
@@ -254,30 +262,39 @@ bool LibraryProducts::run(Context& context, const Product& product) {
       weight.rows % 16 == 0 && product.depth % 16 == 0 && product.y_stride % 8 == 0 &&
       (product.format == ProductFormat::kBF16 ||
        (product.format == ProductFormat::kScaled && weight.scale_stride == 1 &&
-        product.x_scale_stride == 1));
+        product.x_scale_stride == 1) ||
+       // The library reads rows of scales whose length is a multiple of four.
+       (product.format == ProductFormat::kBlocks && product.depth % 512 == 0 &&
+        product.num_tokens % 8 == 0 && weight.row_block == 128 && weight.chunk_stride == 1 &&
+        weight.scale_stride == product.depth / 128));
   if (!served) return false;
   const auto bucket =
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(product.num_tokens)));
   const Key key{2 * static_cast<int>(product.format) + (product.y_is_bf16 ? 1 : 0), weight.rows,
                 product.depth, bucket};
   auto found = plans_.find(key);
+  if (found != plans_.end() && !found->second.use) return false;
+  const float* x_scales = product.x_scales;
+  if (product.format == ProductFormat::kBlocks) {
+    auto* turned =
+        context.scratch<float>(kScratchScales2, product.num_tokens * product.depth / 128);
+    transpose_scales(context, product.x_scales, product.num_tokens, product.depth / 128, turned);
+    x_scales = turned;
+  }
   if (found == plans_.end()) {
-    const Plan plan = search(context, product);
+    const Plan plan = search(context, product, x_scales);
     if (!plan.final) return false;
     found = plans_.emplace(key, plan).first;
   }
   if (!found->second.use) return false;
-  const Call<Library> call(*library_, product);
+  const Call<Library> call(*library_, product, x_scales);
   return call.ok() && call.run(context, found->second.algo, product.y);
 }
 
-void run_product(Context& context, const Product& product) {
-  if (product.num_tokens == 0) return;
-  // A group in one launch of the own kernel is worth more than the library while tokens are few.
-  constexpr int64_t kFewestForGroups = 512;
-  if (product.num_weights > 1 && product.num_tokens < kFewestForGroups) {
-    return run_own_product(context, product);
-  }
+namespace {
+
+// Every weight of a group by itself: by the library where it serves.
+void run_singly(Context& context, const Product& product) {
   int64_t column = 0;
   for (int i = 0; i < product.num_weights; ++i) {
     Product single = product;
@@ -291,6 +308,30 @@ void run_product(Context& context, const Product& product) {
     column += product.weights[i].rows;
     if (!context.library().run(context, single)) run_own_product(context, single);
   }
+}
+
+}  // namespace
+
+bool LibraryProducts::prefers_singles(Context& context, const Product& product) {
+  if (library_ == nullptr || product.num_tokens < kFewestTokens || product.accumulate) return false;
+  int64_t rows = 0;
+  for (int i = 0; i < product.num_weights; ++i) rows += product.weights[i].rows;
+  const Key key{static_cast<int>(product.format), rows, product.depth,
+                static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(product.num_tokens)))};
+  const auto found = singles_.find(key);
+  if (found != singles_.end()) return found->second;
+  run_singly(context, product);  // searches
+  const float singly = time_of(context, [&] { run_singly(context, product); });
+  const float together = time_of(context, [&] { run_own_product(context, product); });
+  return singles_[key] = singly < together;
+}
+
+void run_product(Context& context, const Product& product) {
+  if (product.num_tokens == 0) return;
+  if (product.num_weights > 1 && !context.library().prefers_singles(context, product)) {
+    return run_own_product(context, product);
+  }
+  run_singly(context, product);
 }
 
 }  // namespace octet::cuda

@@ -24,6 +24,8 @@ class LibraryProducts {
 
   // y of one weight; false where the library does not serve this product (nothing is queued then).
   bool run(Context& context, const Product& product);
+  // Whether the weights of a group are faster one by one than in one launch of the own kernel.
+  bool prefers_singles(Context& context, const Product& product);
 
  private:
   struct Library;
@@ -31,11 +33,12 @@ class LibraryProducts {
   // Format, rows, depth, and the bucket of tokens: the power of two at or above.
   using Key = std::tuple<int, int64_t, int64_t, int64_t>;
 
-  Plan search(Context& context, const Product& product);
+  Plan search(Context& context, const Product& product, const float* x_scales);
 
   std::unique_ptr<Library> library_;
   std::string description_;
   std::map<Key, Plan> plans_;
+  std::map<Key, bool> singles_;
 };
 
 }  // namespace octet::cuda

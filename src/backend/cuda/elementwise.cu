@@ -1,8 +1,9 @@
 // Residual add, gated activations, rotary position embedding. F32 inside, rounded once.
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 
@@ -16,28 +17,36 @@ using tensor::TensorView;
 
 constexpr int kThreads = 256;
 
-unsigned blocks_for(int64_t count) {
-  return static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, kThreads), 1, 16384));
+// Rows go along y, their elements along x, `vector` to a thread.
+dim3 grid_of(int64_t rows, int64_t width, int vector) {
+  return dim3(static_cast<unsigned>(divide_up(width, int64_t{kThreads} * vector)),
+              static_cast<unsigned>(std::min<int64_t>(rows, 65535)));
 }
 
-// Runs `body(float type)` with the element type of `view`.
+// Runs body(element, vector) with the element type of `view` and 8 or 1 elements to a thread.
 template <class Body>
-void with_type(const TensorView& view, const Body& body) {
+void with_type(const TensorView& view, bool vectors, const Body& body) {
+  using Eight = std::integral_constant<int, 8>;
+  using One = std::integral_constant<int, 1>;
   if (view.dtype == DType::kBF16) {
-    body(Bf16());
+    vectors ? body(Bf16(), Eight()) : body(Bf16(), One());
   } else {
-    body(0.0f);
+    vectors ? body(0.0f, Eight()) : body(0.0f, One());
   }
 }
 
-template <class T>
+template <int kVector, class T>
 __global__ void add_kernel(const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* out,
-                           int64_t out_stride, int64_t columns, int64_t count) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / columns, column = i % columns;
-    store(load(a + row * a_stride + column) + load(b + row * b_stride + column),
-          out + row * out_stride + column);
+                           int64_t out_stride, int64_t rows, int64_t columns) {
+  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
+  if (column >= columns) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    float x[kVector], y[kVector];
+    load_vector(a + row * a_stride + column, x);
+    load_vector(b + row * b_stride + column, y);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) x[i] += y[i];
+    store_vector(x, out + row * out_stride + column);
   }
 }
 
@@ -52,55 +61,78 @@ __device__ float active(float x, bool gelu) {
   return __fdiv_rn(x, 1.0f + expf(-gate_argument(x, gelu)));
 }
 
-template <class T>
+template <int kVector, class T>
 __global__ void gated_kernel(const T* gate_up, int64_t in_stride, T* out, int64_t out_stride,
-                             int64_t width, int64_t count, bool gelu) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / width, column = i % width;
+                             int64_t rows, int64_t width, bool gelu) {
+  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
+  if (column >= width) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const T* in = gate_up + row * in_stride + column;
-    store(active(load(in), gelu) * load(in + width), out + row * out_stride + column);
+    float gate[kVector], up[kVector];
+    load_vector(in, gate);
+    load_vector(in + width, up);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) gate[i] = active(gate[i], gelu) * up[i];
+    store_vector(gate, out + row * out_stride + column);
   }
 }
 
 // With s = sigmoid(u): d(x s)/dx = s + x s (1 − s) du/dx.
-template <class T>
+template <int kVector, class T>
 __global__ void gated_backward_kernel(const T* dout, int64_t dout_stride, const T* gate_up,
                                       int64_t in_stride, T* dgate_up, int64_t out_stride,
-                                      int64_t width, int64_t count, bool gelu) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / width, column = i % width;
+                                      int64_t rows, int64_t width, bool gelu) {
+  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
+  if (column >= width) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const T* in = gate_up + row * in_stride + column;
-    const float x = load(in), up = load(in + width);
-    const float dy = load(dout + row * dout_stride + column);
-    const float s = __fdiv_rn(1.0f, 1.0f + expf(-gate_argument(x, gelu)));
-    const float value = x * s;
-    float slope = value * (1.0f - s);
-    if (gelu) slope *= kGeluScale * (1.0f + x * x * (3 * kGeluCubic));
+    float gate[kVector], up[kVector], dy[kVector];
+    load_vector(in, gate);
+    load_vector(in + width, up);
+    load_vector(dout + row * dout_stride + column, dy);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x = gate[i];
+      const float s = __fdiv_rn(1.0f, 1.0f + expf(-gate_argument(x, gelu)));
+      const float value = x * s;
+      float slope = value * (1.0f - s);
+      if (gelu) slope *= kGeluScale * (1.0f + x * x * (3 * kGeluCubic));
+      gate[i] = dy[i] * up[i] * (s + slope);
+      up[i] = dy[i] * value;
+    }
     T* to = dgate_up + row * out_stride + column;
-    store(dy * up * (s + slope), to);
-    store(dy * value, to + width);
+    store_vector(gate, to);
+    store_vector(up, to + width);
   }
 }
 
-template <class T>
+template <int kVector, class T>
 __global__ void rope_kernel(const T* x, int64_t x_stride, const int32_t* positions,
-                            const float* table, int64_t table_stride, int64_t num_positions, T* y,
-                            int64_t y_stride, int64_t heads, int64_t half, bool inverse) {
+                            const float* table, int64_t table_stride, int num_positions, T* y,
+                            int64_t y_stride, int heads, int half, bool inverse) {
   const int64_t token = blockIdx.x;
-  const int32_t position = positions[token];
+  const int position = positions[token];
   if (position < 0 || position >= num_positions) return;
   const float* row = table + position * table_stride;
-  for (int64_t i = threadIdx.x; i < heads * half; i += kThreads) {
-    const int64_t head = i / half, pair = i % half;
-    const float cosine = row[pair];
-    const float sine = inverse ? -row[half + pair] : row[half + pair];
-    const T* from = x + token * x_stride + head * 2 * half + pair;
-    T* to = y + token * y_stride + head * 2 * half + pair;
-    const float low = load(from), high = load(from + half);
-    store(low * cosine - high * sine, to);
-    store(high * cosine + low * sine, to + half);
+  const int per_head = half / kVector;
+  for (int index = static_cast<int>(threadIdx.x); index < heads * per_head;
+       index += static_cast<int>(blockDim.x)) {
+    const int head = index / per_head, pair = index % per_head * kVector;
+    float cosine[kVector], sine[kVector], low[kVector], high[kVector];
+    load_vector(row + pair, cosine);
+    load_vector(row + half + pair, sine);
+    const int64_t at = int64_t{head} * 2 * half + pair;
+    load_vector(x + token * x_stride + at, low);
+    load_vector(x + token * x_stride + at + half, high);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float s = inverse ? -sine[i] : sine[i];
+      const float first = low[i] * cosine[i] - high[i] * s;
+      high[i] = high[i] * cosine[i] + low[i] * s;
+      low[i] = first;
+    }
+    store_vector(low, y + token * y_stride + at);
+    store_vector(high, y + token * y_stride + at + half);
   }
 }
 
@@ -112,13 +144,16 @@ void add(Context& context, const ops::AddArgs& args) {
   require_float(kOp, "out", args.out);
   require_like(kOp, "a", args.a, args.out);
   require_like(kOp, "b", args.b, args.out);
-  const int64_t count = args.out.num_elements();
-  if (count == 0) return;
-  with_type(args.out, [&](auto element) {
+  if (args.out.num_elements() == 0) return;
+  const int64_t rows = args.out.rows(), width = args.out.row_elements();
+  const bool vectors = takes_vectors(args.a, width, 8) && takes_vectors(args.b, width, 8) &&
+                       takes_vectors(args.out, width, 8);
+  with_type(args.out, vectors, [&](auto element, auto vector) {
     using T = decltype(element);
-    add_kernel<<<blocks_for(count), kThreads, 0, context.stream()>>>(
+    constexpr int kVector = decltype(vector)::value;
+    add_kernel<kVector><<<grid_of(rows, width, kVector), kThreads, 0, context.stream()>>>(
         args.a.as<T>(), args.a.row_stride, args.b.as<T>(), args.b.row_stride, args.out.as<T>(),
-        args.out.row_stride, args.out.row_elements(), count);
+        args.out.row_stride, rows, width);
   });
   check_launch(kOp);
 }
@@ -127,15 +162,17 @@ void gated_activation(Context& context, const ops::GatedActivationArgs& args) {
   constexpr std::string_view kOp = "gated_activation";
   require_rank(kOp, "out", args.out, 2, 2);
   require_float(kOp, "out", args.out);
-  const int64_t width = args.out.shape[1], count = args.out.num_elements();
+  const int64_t rows = args.out.shape[0], width = args.out.shape[1];
   require_shape(kOp, "gate_up", args.gate_up, Shape{args.out.shape[0], 2 * width});
   require_dtype(kOp, "gate_up", args.gate_up, {args.out.dtype});
-  if (count == 0) return;
-  with_type(args.out, [&](auto element) {
+  if (rows * width == 0) return;
+  const bool vectors = takes_vectors(args.gate_up, width, 8) && takes_vectors(args.out, width, 8);
+  with_type(args.out, vectors, [&](auto element, auto vector) {
     using T = decltype(element);
-    gated_kernel<<<blocks_for(count), kThreads, 0, context.stream()>>>(
-        args.gate_up.as<T>(), args.gate_up.row_stride, args.out.as<T>(), args.out.row_stride, width,
-        count, args.activation == Activation::kGeluTanh);
+    constexpr int kVector = decltype(vector)::value;
+    gated_kernel<kVector><<<grid_of(rows, width, kVector), kThreads, 0, context.stream()>>>(
+        args.gate_up.as<T>(), args.gate_up.row_stride, args.out.as<T>(), args.out.row_stride, rows,
+        width, args.activation == Activation::kGeluTanh);
   });
   check_launch(kOp);
 }
@@ -144,19 +181,23 @@ void gated_activation_backward(Context& context, const ops::GatedActivationBackw
   constexpr std::string_view kOp = "gated_activation_backward";
   require_rank(kOp, "dout", args.dout, 2, 2);
   require_float(kOp, "dout", args.dout);
-  const int64_t width = args.dout.shape[1], count = args.dout.num_elements();
+  const int64_t rows = args.dout.shape[0], width = args.dout.shape[1];
   const Shape pair{args.dout.shape[0], 2 * width};
   require_shape(kOp, "gate_up", args.gate_up, pair);
   require_dtype(kOp, "gate_up", args.gate_up, {args.dout.dtype});
   require_shape(kOp, "dgate_up", args.dgate_up, pair);
   require_dtype(kOp, "dgate_up", args.dgate_up, {args.dout.dtype});
-  if (count == 0) return;
-  with_type(args.dout, [&](auto element) {
+  if (rows * width == 0) return;
+  const bool vectors = takes_vectors(args.gate_up, width, 8) &&
+                       takes_vectors(args.dout, width, 8) && takes_vectors(args.dgate_up, width, 8);
+  with_type(args.dout, vectors, [&](auto element, auto vector) {
     using T = decltype(element);
-    gated_backward_kernel<<<blocks_for(count), kThreads, 0, context.stream()>>>(
-        args.dout.as<T>(), args.dout.row_stride, args.gate_up.as<T>(), args.gate_up.row_stride,
-        args.dgate_up.as<T>(), args.dgate_up.row_stride, width, count,
-        args.activation == Activation::kGeluTanh);
+    constexpr int kVector = decltype(vector)::value;
+    gated_backward_kernel<kVector>
+        <<<grid_of(rows, width, kVector), kThreads, 0, context.stream()>>>(
+            args.dout.as<T>(), args.dout.row_stride, args.gate_up.as<T>(), args.gate_up.row_stride,
+            args.dgate_up.as<T>(), args.dgate_up.row_stride, rows, width,
+            args.activation == Activation::kGeluTanh);
   });
   check_launch(kOp);
 }
@@ -173,12 +214,18 @@ void rope(Context& context, const ops::RopeArgs& args) {
   require_shape(kOp, "table", args.table, Shape{args.table.shape[0], width});
   require_vector(kOp, "positions", args.positions, DType::kI32, num_tokens);
   if (num_tokens == 0) return;
-  with_type(args.x, [&](auto element) {
+  const int64_t half = width / 2, heads = args.x.shape[1];
+  const bool vectors = takes_vectors(args.x, half, 8) && takes_vectors(args.y, half, 8) &&
+                       takes_vectors(args.table, half, 8);
+  with_type(args.x, vectors, [&](auto element, auto vector) {
     using T = decltype(element);
-    rope_kernel<<<static_cast<unsigned>(num_tokens), kThreads, 0, context.stream()>>>(
+    constexpr int kVector = decltype(vector)::value;
+    const auto threads = static_cast<unsigned>(
+        std::clamp<int64_t>(round_up(heads * half / kVector, 32), 32, kThreads));
+    rope_kernel<kVector><<<static_cast<unsigned>(num_tokens), threads, 0, context.stream()>>>(
         args.x.as<T>(), args.x.row_stride, args.positions.as<int32_t>(), args.table.as<float>(),
-        args.table.row_stride, args.table.shape[0], args.y.as<T>(), args.y.row_stride,
-        args.x.shape[1], width / 2, args.inverse);
+        args.table.row_stride, static_cast<int>(args.table.shape[0]), args.y.as<T>(),
+        args.y.row_stride, static_cast<int>(heads), static_cast<int>(half), args.inverse);
   });
   check_launch(kOp);
 }

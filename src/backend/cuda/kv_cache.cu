@@ -1,6 +1,7 @@
 // Writing keys and values into pages, and copying pages.
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/kv_cache.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
@@ -41,7 +42,7 @@ Pages pages_of(const TensorView& data, const TensorView& scales) {
 }
 
 // A warp takes one head of one token: blockIdx.y 0 is k, 1 is v.
-template <class T, bool kQuantized>
+template <class T, bool kQuantized, int kVector>
 __global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t v_stride,
                               const int32_t* slots, int64_t num_slots, int64_t num_heads_all,
                               Pages k_pages, Pages v_pages, int64_t page_size, int64_t heads,
@@ -57,20 +58,39 @@ __global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t 
       const Pages& pages = is_key ? k_pages : v_pages;
       const int64_t page = slot / page_size, row = slot % page_size * heads + head;
       const int64_t at = page * pages.stride + row * width;
+      const int lane = static_cast<int>(threadIdx.x) * kVector;
+      float values[kVector];
       if constexpr (kQuantized) {
         float amax = 0;
-        for (int64_t i = threadIdx.x; i < width; i += 32) {
-          amax = fmaxf(amax, finite_magnitude(round_to_bf16(load(from + i))));
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+#pragma unroll
+          for (const float value : values) {
+            amax = fmaxf(amax, finite_magnitude(round_to_bf16(value)));
+          }
         }
         const float scale = scale_of<false>(warp_reduce(amax, Max()), false);
         if (threadIdx.x == 0) pages.scales[page * pages.scale_stride + row] = scale;
         auto* to = static_cast<uint8_t*>(pages.data) + at;
-        for (int64_t i = threadIdx.x; i < width; i += 32) {
-          to[i] = counts.encode<false>(round_to_bf16(load(from + i)), scale);
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+          uint32_t word = 0;
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            word |= uint32_t{counts.encode<false>(round_to_bf16(values[e]), scale)} << 8 * e;
+          }
+          if constexpr (kVector == 4) {
+            *reinterpret_cast<uint32_t*>(to + i) = word;
+          } else {
+            to[i] = static_cast<uint8_t>(word);
+          }
         }
       } else {
         auto* to = static_cast<Bf16*>(pages.data) + at;
-        for (int64_t i = threadIdx.x; i < width; i += 32) store(load(from + i), to + i);
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+          store_vector(values, to + i);
+        }
       }
     }
   }
@@ -93,7 +113,12 @@ void kv_append(Context& context, const ops::KvAppendArgs& args) {
   const dim3 block(32, 8), grid(static_cast<unsigned>(divide_up(num_tokens * heads, 8)), 2);
   const auto launch = [&](auto element) {
     using T = decltype(element);
-    const auto kernel = quantized ? append_kernel<T, true> : append_kernel<T, false>;
+    const bool vectors = takes_vectors(args.k, width, 4) && takes_vectors(args.v, width, 4) &&
+                         takes_vectors(args.cache.k, width, 4) &&
+                         takes_vectors(args.cache.v, width, 4);
+    const auto kernel = quantized
+                            ? (vectors ? append_kernel<T, true, 4> : append_kernel<T, true, 1>)
+                            : (vectors ? append_kernel<T, false, 4> : append_kernel<T, false, 1>);
     kernel<<<grid, block, 0, context.stream()>>>(
         args.k.as<T>(), args.k.row_stride, args.v.as<T>(), args.v.row_stride,
         args.slots.as<int32_t>(), cache[0] * cache[1], num_tokens * heads,

@@ -40,10 +40,11 @@ template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int
 __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constant__ Tiles tiles) {
   constexpr int kThreads = kRows * 2;  // a warpgroup for 64 rows
   constexpr int kRegisters = kTokens / 2;
-  constexpr uint32_t kWeightBytes = kRows * kChunkBytes,
-                     kStageBytes = kWeightBytes + kTokens * kChunkBytes;
+  constexpr uint32_t kWeightBytes = kRows * kChunkBytes;
+  constexpr uint32_t kStageBytes = kWeightBytes + kTokens * kChunkBytes;
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
+  const char* aligned = shared + (base - shared_address(shared));
   const Product& p = tiles.p;
 
   int part = 0;
@@ -56,8 +57,18 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
   const int64_t element_bytes = kFormat == ProductFormat::kBF16 ? 2 : 1;
   const auto* w = static_cast<const char*>(weight.data);
   const auto* x = static_cast<const char*>(p.x);
+  // After the stages: the block scales of each stage's tokens.
+  const uint32_t scales_at = kStages * kStageBytes;
   const auto load_stage = [&](int chunk) {
     const uint32_t stage = base + chunk % kStages * kStageBytes;
+    if constexpr (kFormat == ProductFormat::kBlocks) {
+      const int64_t t = first_token + threadIdx.x;
+      if (threadIdx.x < kTokens) {
+        const bool inside = t < p.num_tokens;
+        copy_async_4(base + scales_at + (chunk % kStages * kTokens + threadIdx.x) * 4,
+                     p.x_scales + (inside ? t * p.x_scale_stride + chunk : 0), inside);
+      }
+    }
     load_tile<kRows, kThreads>(w, weight.stride * element_bytes, first_row, weight.rows, chunk,
                                tiles.depth_bytes, stage);
     load_tile<kTokens, kThreads>(x, p.x_stride * element_bytes, first_token, p.num_tokens, chunk,
@@ -118,11 +129,10 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
       for (int j = 0; j < kTokens / 8; ++j) {
         float x_scale[2] = {1, 1};
         if constexpr (kFormat == ProductFormat::kBlocks) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int64_t t = min(token + 8 * j + i, p.num_tokens - 1);
-            x_scale[i] = p.x_scales[t * p.x_scale_stride + chunk];
-          }
+          const float2 pair = *reinterpret_cast<const float2*>(
+              aligned + scales_at + (chunk % kStages * kTokens + 8 * j + thread % 4 * 2) * 4);
+          x_scale[0] = pair.x;
+          x_scale[1] = pair.y;
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -167,7 +177,9 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
 
 template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kStages>
 void launch(Context& context, Tiles& tiles) {
-  constexpr int kSharedBytes = kStages * (kRows + kTokens) * kChunkBytes + 1024;
+  constexpr int kSharedBytes = kStages * ((kRows + kTokens) * kChunkBytes +
+                                          (kFormat == ProductFormat::kBlocks ? kTokens * 4 : 0)) +
+                               1024;
   const auto kernel = product_kernel<kFormat, kOperands, kRows, kTokens, kStages>;
   static const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 
@@ -39,14 +40,7 @@ struct Target {
 
 // Eight BF16 values at a time, where the layout allows it.
 __device__ void load8(const Source& source, int64_t row, int64_t column, float (&values)[8]) {
-  const auto* from = static_cast<const Bf16*>(source.x.data) + row * source.stride + column;
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
-  const uint32_t parts[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(parts[i] << 16);
-    values[2 * i + 1] = __uint_as_float(parts[i] & 0xFFFF0000u);
-  }
+  load_vector(static_cast<const Bf16*>(source.x.data) + row * source.stride + column, values);
 }
 
 template <bool kE5M2>
@@ -92,7 +86,7 @@ __global__ void rows_kernel(Source source, Target target, DeviceCounters* counte
 }
 
 // One scale per row and 128 columns: a warp each, four columns to a lane.
-template <bool kE5M2>
+template <bool kE5M2, bool kVector>
 __global__ void row_blocks_kernel(Source source, Target target, int64_t groups,
                                   DeviceCounters* counters) {
   const int64_t index = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
@@ -101,19 +95,34 @@ __global__ void row_blocks_kernel(Source source, Target target, int64_t groups,
     const int64_t row = index / groups, begin = index % groups * kScaleBlock;
     const int lane = threadIdx.x % 32;
     float values[4], amax = 0;
+    if constexpr (kVector) {
+      load_vector(static_cast<const Bf16*>(source.x.data) + row * source.stride + begin + 4 * lane,
+                  values);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t column = begin + 4 * lane + i;
-      values[i] = column < source.columns ? source.at(row, column) : 0.0f;
+      if constexpr (!kVector) {
+        values[i] = column < source.columns ? source.at(row, column) : 0.0f;
+      }
       amax = fmaxf(amax, finite_magnitude(values[i]));
     }
     const float scale = scale_of<kE5M2>(warp_reduce(amax, Max()), target.pow2);
     if (lane == 0) target.scales[index] = scale;
+    if constexpr (kVector) {
+      uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t column = begin + 4 * lane + i;
-      if (column < source.columns) {
-        target.codes[row * target.stride + column] = counts.encode<kE5M2>(values[i], scale);
+      for (int i = 0; i < 4; ++i) {
+        word |= uint32_t{counts.encode<kE5M2>(values[i], scale)} << 8 * i;
+      }
+      *reinterpret_cast<uint32_t*>(target.codes + row * target.stride + begin + 4 * lane) = word;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t column = begin + 4 * lane + i;
+        if (column < source.columns) {
+          target.codes[row * target.stride + column] = counts.encode<kE5M2>(values[i], scale);
+        }
       }
     }
   }
@@ -220,11 +229,16 @@ void launch(Context& context, const Source& source, const Target& target, Granul
       kernel<<<rows, kThreads, 0, stream>>>(source, target, counters);
       break;
     }
-    case Granularity::kRowBlock:
-      row_blocks_kernel<kE5M2>
-          <<<static_cast<unsigned>(divide_up(source.rows * groups, kThreads / 32)), kThreads, 0,
-             stream>>>(source, target, groups, counters);
+    case Granularity::kRowBlock: {
+      const bool vector = source.x.is_bf16 && source.column_scale == nullptr &&
+                          source.columns % kScaleBlock == 0 && source.stride % 4 == 0 &&
+                          target.stride % 4 == 0 && is_aligned(source.x.data, 8) &&
+                          is_aligned(target.codes, 4);
+      const auto kernel = vector ? row_blocks_kernel<kE5M2, true> : row_blocks_kernel<kE5M2, false>;
+      kernel<<<static_cast<unsigned>(divide_up(source.rows * groups, kThreads / 32)), kThreads, 0,
+               stream>>>(source, target, groups, counters);
       break;
+    }
     case Granularity::kBlock:
       blocks_kernel<kE5M2><<<dim3(static_cast<unsigned>(groups),
                                   static_cast<unsigned>(divide_up(source.rows, kScaleBlock))),

@@ -173,6 +173,11 @@ void transpose(Context& context, const TensorView& from, void* to, int64_t padde
   }
 }
 
+void transpose_scales(Context& context, const float* from, int64_t rows, int64_t columns,
+                      float* to) {
+  launch_transpose(context, PlainReader<float>{from, columns}, rows, columns, to, rows, 0, false);
+}
+
 void transpose_decoded(Context& context, const tensor::QuantizedView& from, void* to,
                        int64_t padded, int64_t first, bool zero_tail) {
   const int64_t groups = divide_up(from.columns(), kScaleBlock);

@@ -21,6 +21,10 @@ void transpose(Context& context, const tensor::TensorView& from, void* to, int64
 void transpose_decoded(Context& context, const tensor::QuantizedView& from, void* to,
                        int64_t padded, int64_t first, bool zero_tail);
 
+// to [C, R] = from [R, C]ᵀ.
+void transpose_scales(Context& context, const float* from, int64_t rows, int64_t columns,
+                      float* to);
+
 // Groups of at most 128 tokens, at [128 g, …) of `padded` = 128 × groups.
 struct TokenGroups {
   const int32_t* first;   // device, [count]

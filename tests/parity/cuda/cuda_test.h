@@ -13,8 +13,9 @@ namespace octet::parity {
 
 class CudaTest : public ::testing::Test {
  protected:
+  // The device goes before the process ends.
+  static void TearDownTestSuite() { gpu_.reset(); }
   static void SetUpTestSuite() {
-    if (gpu_ != nullptr) return;
     std::string why_none;
     for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
       if (!device.usable) {
