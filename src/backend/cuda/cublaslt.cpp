@@ -1,7 +1,9 @@
 #include "backend/cuda/cublaslt.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <filesystem>
@@ -13,6 +15,7 @@
 #include "backend/cuda/compare.h"
 #include "backend/cuda/status.h"
 #include "backend/cuda/transpose.h"
+#include "base/log.h"
 
 namespace octet::cuda {
 namespace {
@@ -106,7 +109,8 @@ namespace {
 template <class Library>
 class Call {
  public:
-  Call(const Library& library, const Product& p, const float* x_scales) : library_(library), p_(p) {
+  Call(const Library& library, const Product& p, const float* x_scales)
+      : library_(library), p_(p), x_scales_(x_scales) {
     const ProductWeight& w = p.weights[0];
     const bool bf16 = p.format == ProductFormat::kBF16;
     const cudaDataType_t type = bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
@@ -152,6 +156,7 @@ class Call {
                            context.stream()) == CUBLAS_STATUS_SUCCESS;
   }
 
+  // Of this number of tokens and of others: what the heuristic offers for one works for all.
   std::vector<cublasLtMatmulAlgo_t> candidates() const {
     std::vector<cublasLtMatmulAlgo_t> found;
     cublasLtMatmulPreference_t preference = nullptr;
@@ -163,14 +168,25 @@ class Call {
     const uint32_t unsplit = CUBLASLT_REDUCTION_SCHEME_NONE;
     library_.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &unsplit,
                             sizeof(unsplit));
-    std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results{};
-    int count = 0;
-    if (library_.heuristic(library_.lt, desc_, a_, b_, d_, d_, preference, kCandidates,
-                           results.data(), &count) == CUBLAS_STATUS_SUCCESS) {
+    for (const int64_t tokens : {p_.num_tokens, int64_t{64}, int64_t{128}, int64_t{256},
+                                 int64_t{512}, int64_t{1024}, int64_t{4096}, int64_t{16384}}) {
+      Product other = p_;
+      other.num_tokens = tokens;
+      const Call call(library_, other, x_scales_);
+      if (!call.ok()) continue;
+      std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results{};
+      int count = 0;
+      if (library_.heuristic(library_.lt, call.desc_, call.a_, call.b_, call.d_, call.d_,
+                             preference, kCandidates, results.data(),
+                             &count) != CUBLAS_STATUS_SUCCESS) {
+        continue;
+      }
       for (int i = 0; i < count; ++i) {
-        if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS) {
-          found.push_back(results[static_cast<size_t>(i)].algo);
-        }
+        const auto& result = results[static_cast<size_t>(i)];
+        const bool known = std::ranges::any_of(found, [&](const cublasLtMatmulAlgo_t& algo) {
+          return std::memcmp(&algo, &result.algo, sizeof(algo)) == 0;
+        });
+        if (result.state == CUBLAS_STATUS_SUCCESS && !known) found.push_back(result.algo);
       }
     }
     library_.preference_destroy(preference);
@@ -190,6 +206,7 @@ class Call {
 
   const Library& library_;
   const Product& p_;
+  const float* x_scales_;
   bool ok_ = true;
   cublasLtMatmulDesc_t desc_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
@@ -238,19 +255,29 @@ LibraryProducts::Plan LibraryProducts::search(Context& context, const Product& p
   const int64_t row_bytes = product.weights[0].rows * (product.y_is_bf16 ? 2 : 4);
   const int64_t stride_bytes = product.y_stride * (product.y_is_bf16 ? 2 : 4);
   const tensor::Buffer other = context.allocator().allocate(bytes, "search for products");
-  float best = time_of(context, [&] { run_own_product(context, product); });
-  for (const cublasLtMatmulAlgo_t& algo : call.candidates()) {
+  const float own = time_of(context, [&] { run_own_product(context, product); });
+  float best = own;
+  const std::vector<cublasLtMatmulAlgo_t> candidates = call.candidates();
+  int in_class = 0;
+  for (const cublasLtMatmulAlgo_t& algo : candidates) {
     if (!call.run(context, algo, other.data())) continue;
     const Verdict verdict =
         compare_rows(context, product.y, other.data(), product.num_tokens, row_bytes, stride_bytes);
     if (verdict == Verdict::kNothing) plan.final = false;
     if (verdict != Verdict::kEqual) continue;
+    ++in_class;
     const float time = time_of(context, [&] { call.run(context, algo, other.data()); });
     if (time >= best) continue;
     best = time;
     plan.use = true;
     plan.algo = algo;
   }
+  constexpr const char* kNames[] = {"bf16", "scaled", "blocks"};
+  log_info("product {} {} x {}, {} tokens: own {:.1f} us, cuBLASLt {} ({} of {} in the class)",
+           kNames[static_cast<int>(product.format)], product.weights[0].rows, product.depth,
+           product.num_tokens, 1e3 * own,
+           plan.use ? fmt::format("{:.1f} us", 1e3 * best) : "not faster", in_class,
+           candidates.size());
   return plan;
 }
 
