@@ -62,7 +62,8 @@ __device__ float* partial_of(const Problem& p, int64_t sequence, int64_t head, i
 }
 
 template <bool kFp8, int kWidth>
-__global__ void __launch_bounds__(32) chunks_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
+    chunks_kernel(const __grid_constant__ Problem p) {
   using Tile = AttentionTile<kFp8, kWidth>;
   extern __shared__ __align__(128) char shared[];
   const int sequence = blockIdx.z, head = blockIdx.y, chunk = blockIdx.x, lane = threadIdx.x;
@@ -75,13 +76,18 @@ __global__ void __launch_bounds__(32) chunks_kernel(const __grid_constant__ Prob
   if (begin >= end) return;
   const KeySource keys = keys_of(p, sequence, head);
   const uint32_t base = shared_address(shared);
-  const auto load = [&](int tile, int stage) {
-    if (tile < end) {
-      Tile::template load<32>(keys, tile, limit, base + stage * Tile::kStageBytes, lane);
-    }
+  // A chunk has at most 32 pages, of eight tokens or more.
+  const typename Tile::PageWindow window(keys, begin, limit, lane);
+  const auto load_keys = [&](int tile) {
+    if (tile < end) Tile::template load<true, 1>(keys, window, tile, limit, base, 0, lane);
     copy_async_commit();
   };
-  load(begin, 0);
+  const auto load_values = [&](int tile) {
+    if (tile < end) Tile::template load<false, 1>(keys, window, tile, limit, base, 0, lane);
+    copy_async_commit();
+  };
+  load_keys(begin);
+  load_values(begin);
 
   const int row = lane / 4;
   const Bf16* rows[2];
@@ -99,14 +105,22 @@ __global__ void __launch_bounds__(32) chunks_kernel(const __grid_constant__ Prob
   factor[1] *= p.factor;
   RowState<kWidth> state;
   state.clear();
-  for (int tile = begin, stage = 0; tile < end; tile += kTileKeys, stage ^= 1) {
-    load(tile + kTileKeys, stage ^ 1);
+  // The next keys arrive beside the weights and values, the next values beside the keys.
+  for (int tile = begin; tile < end; tile += kTileKeys) {
+    typename Tile::Scores scores;
     copy_async_wait<1>();
     __syncwarp();
+    Tile::multiply_keys(shared, lane, q, scores);
     const int first[2] = {first_key - tile, first_key - tile};
     const int last[2] = {limit - 1 - tile, limit - 1 - tile};
-    Tile::attend(shared + stage * Tile::kStageBytes, lane, q, first, last, factor, state);
+    Tile::weigh(shared, lane, first, last, factor, state, scores);
     __syncwarp();
+    load_keys(tile + kTileKeys);
+    copy_async_wait<1>();
+    __syncwarp();
+    Tile::add_values(shared, lane, scores, state);
+    __syncwarp();
+    load_values(tile + kTileKeys);
   }
   const int num_heads = p.keys.heads * p.group;
 #pragma unroll
@@ -204,8 +218,10 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
   const uint32_t base = shared_address(shared);
   const auto load = [&](int tile, int stage) {
     if (tile < limit) {
-      Tile::template load<32 * kWarps>(keys, tile, limit, base + stage * Tile::kStageBytes,
-                                       static_cast<int>(threadIdx.x));
+      const typename Tile::PageWindow window(keys, tile, limit, lane);
+      const uint32_t to = base + stage * Tile::kStageBytes;
+      Tile::template load<true, kWarps>(keys, window, tile, limit, to, warp, lane);
+      Tile::template load<false, kWarps>(keys, window, tile, limit, to, warp, lane);
     }
     copy_async_commit();
   };
@@ -228,7 +244,11 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
       first[h] = p.window > 0 ? position[h] + 1 - p.window - tile : 0;
       last[h] = position[h] - tile;
     }
-    Tile::attend(shared + stage * Tile::kStageBytes, lane, q, first, last, factor, state);
+    const char* at = shared + stage * Tile::kStageBytes;
+    typename Tile::Scores scores;
+    Tile::multiply_keys(at, lane, q, scores);
+    Tile::weigh(at, lane, first, last, factor, state, scores);
+    Tile::add_values(at, lane, scores, state);
     if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -277,8 +297,8 @@ void set_shared(Kernel kernel, int bytes) {
 template <bool kFp8, int kWidth>
 void launch(Context& context, Problem& p, int64_t num_tokens, const ops::AttentionBatch& batch) {
   using Tile = AttentionTile<kFp8, kWidth>;
-  constexpr int kChunkShared = 2 * Tile::kStageBytes;
-  constexpr int kTileShared = kChunkShared + kTileRows * kWidth * 4;
+  constexpr int kChunkShared = Tile::kStageBytes;
+  constexpr int kTileShared = 2 * Tile::kStageBytes + kTileRows * kWidth * 4;
   static const bool ready = [] {
     set_shared(chunks_kernel<kFp8, kWidth>, kChunkShared);
     set_shared(tiles_kernel<kFp8, kWidth>, kTileShared);
@@ -328,8 +348,8 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     fail(kOp, "on CUDA the head width must be a multiple of {} with this cache, but is {}",
          fp8 ? 16 : 8, width);
   }
-  if ((cache[1] & (cache[1] - 1)) != 0) {
-    fail(kOp, "on CUDA the page size must be a power of two, but is {}", cache[1]);
+  if ((cache[1] & (cache[1] - 1)) != 0 || cache[1] < 8) {
+    fail(kOp, "on CUDA the page size must be a power of two from 8 up, but is {}", cache[1]);
   }
   if (!args.lse.empty()) {
     require_dtype(kOp, "lse", args.lse, {DType::kF32});

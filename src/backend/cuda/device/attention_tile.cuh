@@ -75,40 +75,56 @@ struct AttentionTile {
     return piece ^ ((((row >> 1) & 3) << 1) & (kPieces - 1));
   }
 
-  // Keys [begin, begin + 64) below `limit`, by `kThreads` threads; zeros elsewhere.
-  template <int kThreads>
-  __device__ static void load(const KeySource& source, int begin, int limit, uint32_t stage,
-                              int thread) {
-    const int row_bytes = source.width * kElementBytes;
+  // Where a key's row begins, for the positions of 32 pages from `first` on: each lane knows one.
+  struct PageWindow {
+    int64_t row_base, scale_base;  // −1: no such page
+    int first;
+
+    __device__ PageWindow(const KeySource& source, int begin, int limit, int lane)
+        : row_base(-1), scale_base(-1), first(begin >> source.page_shift) {
+      const int table = first + lane;
+      if (table >= source.max_pages || table << source.page_shift >= limit) return;
+      const int page = source.pages[table];
+      if (page < 0 || page >= source.num_pages) return;
+      row_base = (page * source.page_stride + int64_t{source.head} * source.width) * kElementBytes;
+      scale_base = page * source.scale_page_stride + source.head;
+    }
+  };
+
+  // Rows of keys or values [begin, begin + 64) below `limit`, and their scales, by `kWarps` warps;
+  // zeros elsewhere.
+  template <bool kKeys, int kWarps>
+  __device__ static void load(const KeySource& source, const PageWindow& window, int begin,
+                              int limit, uint32_t stage, int warp, int lane) {
+    const char* data = kKeys ? source.k : source.v;
+    const uint32_t tile = stage + (kKeys ? 0 : kTileBytes);
+    const int mask = (1 << source.page_shift) - 1;
+    const int row_bytes = source.width * kElementBytes, slot_bytes = source.heads * row_bytes;
 #pragma unroll 4
-    for (int index = thread; index < kTileKeys * kPieces; index += kThreads) {
+    for (int i = 0; i < kTileKeys * kPieces / (32 * kWarps); ++i) {
+      const int index = (i * kWarps + warp) * 32 + lane;
       const int row = index / kPieces, piece = index % kPieces, position = begin + row;
-      const int table = position >> source.page_shift;
-      int page = position < limit && table < source.max_pages ? source.pages[table] : -1;
-      const bool inside = page >= 0 && page < source.num_pages && piece * 16 < row_bytes;
-      if (!inside) page = 0;
-      const int offset = position & ((1 << source.page_shift) - 1);
-      const int64_t at = (page * source.page_stride +
-                          (int64_t{offset} * source.heads + source.head) * source.width) *
-                             kElementBytes +
-                         (inside ? piece * 16 : 0);
-      copy_async_16(stage + row * kRowBytes + key_piece(row, piece) * 16,
-                    inside ? source.k + at : source.k, inside);
-      copy_async_16(stage + kTileBytes + row * kRowBytes + value_piece(row, piece) * 16,
-                    inside ? source.v + at : source.v, inside);
+      const int64_t base =
+          __shfl_sync(0xFFFFFFFFu, window.row_base, (position >> source.page_shift) - window.first);
+      const bool inside = base >= 0 && position < limit && piece * 16 < row_bytes;
+      const char* from = inside ? data + base + (position & mask) * slot_bytes + piece * 16 : data;
+      const int to = kKeys ? key_piece(row, piece) : value_piece(row, piece);
+      copy_async_16(tile + row * kRowBytes + to * 16, from, inside);
     }
     if constexpr (kFp8) {
-      for (int row = thread; row < kTileKeys; row += kThreads) {
-        const int position = begin + row, table = position >> source.page_shift;
-        int page = position < limit && table < source.max_pages ? source.pages[table] : -1;
-        const bool inside = page >= 0 && page < source.num_pages;
-        const int offset = position & ((1 << source.page_shift) - 1);
-        const int64_t at =
-            inside ? page * source.scale_page_stride + int64_t{offset} * source.heads + source.head
-                   : 0;
-        const uint32_t to = stage + 2 * kTileBytes + row * 4;
-        copy_async_4(to, source.k_scales + at, inside);
-        copy_async_4(to + kTileKeys * 4, source.v_scales + at, inside);
+      const float* scales = kKeys ? source.k_scales : source.v_scales;
+      const uint32_t to = stage + 2 * kTileBytes + (kKeys ? 0 : kTileKeys * 4);
+      if (warp < kTileKeys / 32) {
+#pragma unroll
+        for (int row = warp * 32 + lane; row < kTileKeys; row += 32 * kWarps) {
+          const int position = begin + row;
+          const int64_t base = __shfl_sync(0xFFFFFFFFu, window.scale_base,
+                                           (position >> source.page_shift) - window.first);
+          const bool inside = base >= 0 && position < limit;
+          copy_async_4(to + row * 4,
+                       scales + (inside ? base + int64_t{position & mask} * source.heads : 0),
+                       inside);
+        }
       }
     }
   }
@@ -158,15 +174,18 @@ struct AttentionTile {
     }
   }
 
-  // Adds the tile's keys to `state`. Row h of the lane sees the columns [first[h], last[h]] of the
-  // tile; `factor` is the softmax scale × log2 e × unscale.
-  __device__ static void attend(const char* stage, int lane, const uint32_t (&q)[kSteps][4],
-                                const int (&first)[2], const int (&last)[2],
-                                const float (&factor)[2], RowState<kWidth>& state) {
+  // What of a tile is between its keys and its values.
+  struct Scores {
+    float weights[kTileKeys / 8]
+                 [4];     // C register e of n-tile j: row e / 2, column 8 j + 2 t + e % 2
+    float old_weight[2];  // of what the state held
+  };
+
+  // Queries times keys, in `scores.weights`.
+  __device__ static void multiply_keys(const char* stage, int lane, const uint32_t (&q)[kSteps][4],
+                                       Scores& result) {
     const int g = lane / 4, t = lane % 4;
-    const auto* k_scales = reinterpret_cast<const float*>(stage + 2 * kTileBytes);
-    const float* v_scales = k_scales + kTileKeys;
-    float scores[kTileKeys / 8][4];
+    auto& scores = result.weights;
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
 #pragma unroll
@@ -191,8 +210,17 @@ struct AttentionTile {
         }
       }
     }
+  }
 
-    // C register e of n-tile j: row e / 2, column 8 j + 2 t + e % 2.
+  // From scores to softmax weights; maximum and sum of `state` move on. Row h of the lane sees the
+  // columns [first[h], last[h]] of the tile; `factor` is the softmax scale × log2 e × unscale.
+  __device__ static void weigh(const char* stage, int lane, const int (&first)[2],
+                               const int (&last)[2], const float (&factor)[2],
+                               RowState<kWidth>& state, Scores& result) {
+    const int t = lane % 4;
+    [[maybe_unused]] const auto* k_scales = reinterpret_cast<const float*>(stage + 2 * kTileBytes);
+    auto& scores = result.weights;
+    auto& old_weight = result.old_weight;
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
@@ -207,7 +235,7 @@ struct AttentionTile {
         largest[h] = fmaxf(largest[h], score);
       }
     }
-    float shift[2], old_weight[2];
+    float shift[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float maximum = fmaxf(state.maximum[h], quad_max(largest[h]));
@@ -225,7 +253,16 @@ struct AttentionTile {
         state.sum[e / 2] += scores[j][e];
       }
     }
+  }
 
+  // Adds the weighted values to `state`.
+  __device__ static void add_values(const char* stage, int lane, Scores& result,
+                                    RowState<kWidth>& state) {
+    const int g = lane / 4, t = lane % 4;
+    auto& scores = result.weights;
+    const auto& old_weight = result.old_weight;
+    [[maybe_unused]] const float* v_scales =
+        reinterpret_cast<const float*>(stage + 2 * kTileBytes) + kTileKeys;
     const char* values = stage + kTileBytes;
     if constexpr (kFp8) {
       // Weights × value scales under a power of two of the row's own largest, as FP16.
