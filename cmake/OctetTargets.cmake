@@ -12,7 +12,8 @@ target_include_directories(octet_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_compile_definitions(octet_flags INTERFACE OCTET_VERSION="${PROJECT_VERSION}")
 # Contraction is decided in the source (an explicit fused multiply-add), never by the compiler: the
 # bytes of a run must not depend on the optimiser.
-target_compile_options(octet_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off)
+target_compile_options(octet_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -ffp-contract=off>)
 target_link_options(octet_flags INTERFACE -static-libgcc -static-libstdc++)
 target_link_libraries(octet_flags INTERFACE Threads::Threads)
 if(OCTET_SANITIZE)

@@ -8,7 +8,7 @@
 namespace octet::app {
 
 struct DeviceArguments {
-  std::string device = "auto";   // "auto" | "cpu" | "cuda"
+  std::string device = "auto";   // "auto" | "cpu" | "cuda" | "cuda:N"
   int threads = 0;               // 0: the processors this process may use
   std::string cpu_isa = "auto";  // "auto" | "portable" | "avx2" | "avx512"
   int64_t memory_limit = 0;      // bytes; 0: what the machine has
@@ -79,8 +79,22 @@ struct DoctorArguments {
 };
 
 struct BenchArguments {
-  std::string what;
+  std::string what;  // "gemm" | "rollout" | "exactness"
   bool json = false;
+  // rollout, exactness
+  std::string shape = "qwen3-8b";
+  int64_t num_layers = 0;  // 0: the shape's
+  std::string flow = "fp8_lora";
+  std::string scales = "block";
+  std::string kv_cache_dtype = "fp8";
+  int64_t lora_rank = 0;  // 0: no adapter
+  int64_t num_prompts = 64;
+  int64_t num_samples = 1;
+  int64_t prompt_tokens = 1000;
+  int64_t new_tokens = 1000;
+  int64_t batch_tokens = 8192;  // of one step
+  int64_t max_sequences = 0;    // running at once; 0: all
+  int64_t kv_tokens = 0;        // the pool; 0: enough for all
   DeviceArguments device;
 };
 

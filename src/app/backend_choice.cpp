@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_backend.h"
+#ifdef OCTET_CUDA
+#include "backend/cuda/cuda_backend.h"
+#endif
 #include "base/error.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
@@ -14,16 +17,63 @@
 namespace octet::app {
 namespace {
 
-void check_device(const DeviceArguments& arguments) {
-  if (arguments.device == "cuda") {
-    fail_usage("--device", "this build has no CUDA backend; use cpu");
+// Where the ops run, and why there.
+struct Choice {
+  int cuda_device = -1;  // −1: the CPU
+  int64_t device_bytes = 0;
+  std::string device_name;
+  std::string why;
+};
+
+// The index of "cuda" or "cuda:N", or −1.
+int cuda_index(const std::string& device) {
+  if (device == "cuda") return 0;
+  if (!device.starts_with("cuda:") || device.size() < 6 || device.size() > 7) return -1;
+  int index = 0;
+  for (const char c : device.substr(5)) {
+    if (c < '0' || c > '9') return -1;
+    index = 10 * index + (c - '0');
   }
-  if (arguments.device != "auto" && arguments.device != "cpu") {
-    fail_usage("--device", "must be auto, cpu or cuda, but is \"{}\"", arguments.device);
+  return index;
+}
+
+// Device `index` (−1: the first usable one) where this build and the machine have it.
+Choice find_cuda(int index) {
+#ifdef OCTET_CUDA
+  std::string why_none;
+  for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
+    if (index >= 0 && device.index != index) continue;
+    if (device.usable) return {device.index, device.memory_bytes, device.name, {}};
+    why_none =
+        fmt::format("cuda:{} ({}) has compute capability {}.{}, and this build is for 9.0",
+                    device.index, device.name, device.capability / 10, device.capability % 10);
   }
+  if (why_none.empty()) why_none = fmt::format("there is no device cuda:{}", index);
+  return {-1, 0, {}, why_none};
+#else
+  (void)index;
+  return {-1, 0, {}, "this build has no CUDA backend"};
+#endif
+}
+
+Choice choose(const DeviceArguments& arguments) {
   if (arguments.threads < 0 || arguments.threads > 1024) {
     fail_usage("--threads", "must be 0 (all) to 1024, but is {}", arguments.threads);
   }
+  if (arguments.device == "cpu") return {-1, 0, {}, "asked for"};
+  if (arguments.device == "auto") {
+    Choice choice = find_cuda(-1);
+    if (choice.cuda_device >= 0) choice.why = "the machine has it";
+    return choice;
+  }
+  const int index = cuda_index(arguments.device);
+  if (index < 0) {
+    fail_usage("--device", "must be auto, cpu, cuda or cuda:N, but is \"{}\"", arguments.device);
+  }
+  Choice choice = find_cuda(index);
+  if (choice.cuda_device < 0) fail_usage("--device", "{}; use cpu", choice.why);
+  choice.why = "asked for";
+  return choice;
 }
 
 int64_t physical_memory() {
@@ -49,12 +99,15 @@ DeviceArguments device_arguments(const loop::RunSection& run) {
 }
 
 cpu::Isa cpu_isa(const DeviceArguments& arguments) {
-  check_device(arguments);
+  choose(arguments);
   return cpu::parse_isa(arguments.cpu_isa);
 }
 
 int64_t memory_limit(const DeviceArguments& arguments) {
   if (arguments.memory_limit > 0) return arguments.memory_limit;
+  if (const Choice choice = choose(arguments); choice.cuda_device >= 0) {
+    return choice.device_bytes / 100 * 97;  // the driver's own share aside
+  }
   const int64_t physical = std::max<int64_t>(0, physical_memory());
   const int64_t group = group_limit();
   return group > 0 && physical > 0 ? std::min(physical, group) : std::max(physical, group);
@@ -62,6 +115,12 @@ int64_t memory_limit(const DeviceArguments& arguments) {
 
 std::unique_ptr<ops::Backend> make_backend(const DeviceArguments& arguments) {
   const cpu::Isa isa = cpu_isa(arguments);
+#ifdef OCTET_CUDA
+  if (const Choice choice = choose(arguments); choice.cuda_device >= 0) {
+    return cuda::make_cuda_backend(
+        {.device = choice.cuda_device, .memory_limit_bytes = memory_limit(arguments)});
+  }
+#endif
   return cpu::make_cpu_backend({.num_threads = arguments.threads,
                                 .isa = isa,
                                 .memory_limit_bytes = memory_limit(arguments)});
@@ -73,8 +132,19 @@ std::string describe_device(const DeviceArguments& arguments) {
       arguments.cpu_isa == "auto"
           ? "the best this processor offers"
           : fmt::format("asked for; the processor offers {}", cpu::isa_name(cpu::best_isa()));
+  const Choice choice = choose(arguments);
   std::string text;
-  text += "device:           cpu (this build has no CUDA backend)\n";
+  if (choice.cuda_device >= 0) {
+    text += fmt::format("device:           cuda:{} ({}; {})\n", choice.cuda_device,
+                        choice.device_name, choice.why);
+#ifdef OCTET_CUDA
+    text += fmt::format("libraries:        {}\n", cuda::describe_libraries());
+#endif
+    text += fmt::format("memory limit:     {}{}\n", format_bytes(memory_limit(arguments)),
+                        arguments.memory_limit == 0 ? " (what the device has)" : "");
+    return text;
+  }
+  text += fmt::format("device:           cpu ({})\n", choice.why);
   text += fmt::format("instruction set:  {} ({})\n", cpu::isa_name(isa), why);
   text += fmt::format("threads:          {}{}\n", ThreadPool(arguments.threads).num_threads(),
                       arguments.threads == 0 ? " (all this process may use)" : "");

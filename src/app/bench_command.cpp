@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
+#include "app/bench_rollout.h"
 #include "app/commands.h"
 #include "app/output.h"
 #include "base/error.h"
@@ -49,8 +50,11 @@ std::string json(const bench::GemmReport& report, int num_threads) {
 }  // namespace
 
 int run_bench(const BenchArguments& arguments) {
+  if (arguments.what == "rollout" || arguments.what == "exactness") {
+    return run_bench_rollout(arguments);
+  }
   if (arguments.what != "gemm") {
-    fail_usage("bench", "can measure gemm, but not \"{}\"", arguments.what);
+    fail_usage("bench", "can measure gemm, rollout and exactness, but not \"{}\"", arguments.what);
   }
   const DeviceArguments& device = arguments.device;
   bench::GemmOptions options;

@@ -19,7 +19,8 @@ namespace {
 using Run = std::function<int()>;
 
 void add_device_options(CLI::App& command, DeviceArguments& device) {
-  command.add_option("--device", device.device, "auto | cpu | cuda")->capture_default_str();
+  command.add_option("--device", device.device, "auto | cpu | cuda | cuda:N")
+      ->capture_default_str();
   command.add_option("--threads", device.threads, "threads of the CPU; 0: all it may use")
       ->capture_default_str();
   command.add_option("--cpu-isa", device.cpu_isa, "auto | portable | avx2 | avx512")
@@ -155,10 +156,33 @@ Run define_doctor(CLI::App& command) {
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
   arguments->device.threads = 1;
-  command.add_option("what", arguments->what, "gemm")->required();
+  command.add_option("what", arguments->what, "gemm | rollout | exactness")->required();
+  const auto number = [&](const char* flag, int64_t& to, const char* text) {
+    command.add_option(flag, to, text)->capture_default_str();
+  };
+  command.add_option("--shape", arguments->shape, "a known model's, such as qwen3-8b")
+      ->capture_default_str();
+  command.add_option("--flow", arguments->flow, "bf16 | fp8_lora | fp8_full")
+      ->capture_default_str();
+  command.add_option("--load-in-fp8", arguments->scales, "tensor | channel | block")
+      ->capture_default_str();
+  command.add_option("--kv-cache-dtype", arguments->kv_cache_dtype, "bf16 | fp8")
+      ->capture_default_str();
+  number("--layers", arguments->num_layers, "0: as the shape has");
+  number("--lora-rank", arguments->lora_rank, "0: no adapter");
+  number("--prompts", arguments->num_prompts, "prompts");
+  number("--n", arguments->num_samples, "samples of each prompt");
+  number("--prompt-tokens", arguments->prompt_tokens, "tokens of a prompt");
+  number("--new-tokens", arguments->new_tokens, "tokens of a sample");
+  number("--batch-tokens", arguments->batch_tokens, "new tokens of one step at most");
+  number("--max-num-seqs", arguments->max_sequences, "running at once; 0: all");
+  number("--kv-tokens", arguments->kv_tokens, "tokens that the pool holds; 0: enough for all");
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
   add_device_options(command, arguments->device);
-  command.footer("Example:\n  octet bench gemm --threads 1");
+  command.footer(
+      "Examples:\n  octet bench gemm --threads 1\n"
+      "  octet bench rollout --shape qwen3-8b --prompts 256\n"
+      "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256");
   return [arguments] { return run_bench(*arguments); };
 }
 
@@ -186,7 +210,7 @@ constexpr Command kCommands[] = {
     {"tokenize", "text or conversations to ids and back", define_tokenize},
     {"import", "a GGUF file to a Hugging Face folder", define_import},
     {"doctor", "the machine and, with a config, its files and memory plan", define_doctor},
-    {"bench", "measure: gemm", define_bench},
+    {"bench", "measure: gemm, rollout, exactness", define_bench},
 };
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {

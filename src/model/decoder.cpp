@@ -1,5 +1,6 @@
 #include "model/decoder.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -116,6 +117,7 @@ void Decoder::upload_batch(ops::Backend& backend, std::span<const BatchSequence>
   std::vector<int32_t> ids, positions, slots, contexts;
   std::vector<int32_t> table(static_cast<size_t>(num_sequences * table_width_), 0);
   sequence_offsets_.assign(1, 0);
+  max_query_tokens_ = max_context_ = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
     const BatchSequence& sequence = batch[s];
     const int64_t context = sequence.start + static_cast<int64_t>(sequence.ids.size());
@@ -138,6 +140,8 @@ void Decoder::upload_batch(ops::Backend& backend, std::span<const BatchSequence>
     }
     sequence_offsets_.push_back(static_cast<int32_t>(ids.size()));
     contexts.push_back(static_cast<int32_t>(context));
+    max_query_tokens_ = std::max(max_query_tokens_, context - sequence.start);
+    max_context_ = std::max(max_context_, context);
     for (int64_t page = 0; page < KvStore::pages_for(context); ++page) {
       table[s * table_width_ + page] = sequence.pages[page];
     }
@@ -155,7 +159,8 @@ void Decoder::upload_batch(ops::Backend& backend, std::span<const BatchSequence>
 ops::AttentionBatch Decoder::attention_batch() const {
   const auto num_sequences = static_cast<int64_t>(sequence_offsets_.size()) - 1;
   return {query_offsets_.slice_rows(0, num_sequences + 1),
-          context_lengths_.slice_rows(0, num_sequences), page_table_.slice_rows(0, num_sequences)};
+          context_lengths_.slice_rows(0, num_sequences), page_table_.slice_rows(0, num_sequences),
+          max_query_tokens_, max_context_};
 }
 
 float Decoder::attention_scale() const {

@@ -69,6 +69,7 @@ class Decoder {
   tensor::TensorView query_offsets_, context_lengths_, page_table_;
   std::vector<int32_t> sequence_offsets_;  // of the last batch, on the host
   int64_t num_tokens_ = 0;
+  int64_t max_query_tokens_ = 0, max_context_ = 0;  // of the last batch
   int64_t table_width_ = 0;
   bool saved_ = false;
 };

@@ -42,6 +42,9 @@ struct AttentionBatch {
   tensor::TensorView query_offsets;    // [S + 1] I32
   tensor::TensorView context_lengths;  // [S] I32
   tensor::TensorView page_table;       // [S, max_pages] I32
+  // What the caller knows of the above, so that a backend need not fetch it; 0: nothing.
+  int64_t max_query_tokens = 0;  // of one sequence, at most
+  int64_t max_context = 0;       // the longest context, at most
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.

@@ -1,0 +1,203 @@
+#include "app/bench_rollout.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "app/backend_choice.h"
+#include "app/output.h"
+#include "app/shapes.h"
+#include "base/error.h"
+#include "base/strings.h"
+#include "loop/policy.h"
+#include "model/scoring.h"
+#include "rollout/engine.h"
+
+namespace octet::app {
+namespace {
+
+using tensor::DType;
+using tensor::TensorView;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Normal values of deviation 0.02 (unit norms, zero biases) out of one array that all parameters
+// read at different places: an 8B model is filled in a second.
+void fill_weights(ops::Backend& backend, model::Model& model) {
+  constexpr int64_t kPiece = 1 << 22;
+  int64_t largest = 0;
+  for (const model::Parameter& p : model.weights().parameters()) {
+    largest = std::max(largest, p.shape.num_elements());
+  }
+  std::vector<float> piece(kPiece);
+  RandomSequence random({.seed = 1}, RngUse::kInit);
+  for (float& value : piece) value = static_cast<float>(0.02 * random.next_normal());
+  const int64_t count = (largest / kPiece + 2) * kPiece;
+  const tensor::Buffer buffer = backend.allocator().allocate(DType::kF32, {count}, "random values");
+  const TensorView all = buffer.view(DType::kF32, {count});
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    backend.upload(piece.data(), all.slice_rows(begin, kPiece));
+  }
+  int64_t offset = 0;
+  for (model::Parameter& p : model.weights().parameters()) {
+    const int64_t elements = p.shape.num_elements();
+    TensorView values(all.as<float>() + offset, DType::kF32, p.shape);
+    if (p.shape.rank() == 1) {
+      const std::vector<float> constant(static_cast<size_t>(elements),
+                                        p.kind == model::ParameterKind::kNorm ? 1.0f : 0.0f);
+      values = all.slice_rows(count - kPiece, elements);
+      backend.upload(constant.data(), values);
+    }
+    model.weights().assign(backend, p, values);
+    if (p.shape.rank() == 1) backend.upload(piece.data(), all.slice_rows(count - kPiece, kPiece));
+    offset = (offset + 100003 * 16) % kPiece;
+  }
+  backend.synchronize();
+}
+
+void check_arguments(const BenchArguments& arguments) {
+  const auto require = [](bool holds, const char* flag, int64_t given) {
+    if (!holds) fail_usage(flag, "must be positive, but is {}", given);
+  };
+  require(arguments.num_prompts > 0, "--prompts", arguments.num_prompts);
+  require(arguments.num_samples > 0, "--n", arguments.num_samples);
+  require(arguments.prompt_tokens > 0, "--prompt-tokens", arguments.prompt_tokens);
+  require(arguments.new_tokens > 0, "--new-tokens", arguments.new_tokens);
+  require(arguments.batch_tokens > 0, "--batch-tokens", arguments.batch_tokens);
+}
+
+loop::PolicyOptions policy_options(const BenchArguments& arguments, int64_t vocab_size) {
+  const int64_t sequences = arguments.num_prompts * arguments.num_samples;
+  const int64_t page = model::KvStore::kPageSize;
+  loop::PolicyOptions options;
+  options.precision.flow = model::parse_flow(arguments.flow);
+  options.precision.scales = model::parse_weight_scales(arguments.scales);
+  options.fp8_kv = arguments.kv_cache_dtype == "fp8";
+  if (!options.fp8_kv && arguments.kv_cache_dtype != "bf16") {
+    fail_usage("--kv-cache-dtype", "must be bf16 or fp8, but is \"{}\"", arguments.kv_cache_dtype);
+  }
+  if (arguments.lora_rank > 0) {
+    io::LoraConfig& lora = options.lora.emplace();
+    lora.r = arguments.lora_rank;
+    lora.lora_alpha = 2.0 * static_cast<double>(arguments.lora_rank);
+  }
+  options.max_seq_length = arguments.prompt_tokens + arguments.new_tokens;
+  options.max_sequences =
+      arguments.max_sequences > 0 ? std::min(arguments.max_sequences, sequences) : sequences;
+  options.max_batch_tokens = std::max(arguments.batch_tokens, options.max_sequences);
+  options.kv_tokens = arguments.kv_tokens > 0
+                          ? arguments.kv_tokens
+                          : options.max_sequences * ((options.max_seq_length + page) / page * page);
+  options.logits_bytes = std::max(options.logits_bytes,
+                                  4 * vocab_size * std::min<int64_t>(options.max_sequences, 512));
+  return options;
+}
+
+// Tokens whose log-probability differs between the rollout and one scoring pass.
+int64_t count_differing(ops::Backend& backend, loop::Policy& policy,
+                        std::span<const rollout::PromptRequest> requests,
+                        std::span<const rollout::Completion> completions, double& largest) {
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<model::ScoringRequest> scoring;
+  for (const rollout::Completion& c : completions) {
+    ids.push_back(requests[static_cast<size_t>(c.prompt)].ids);
+    ids.back().insert(ids.back().end(), c.ids.begin(), c.ids.end());
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto& prompt = requests[static_cast<size_t>(completions[i].prompt)].ids;
+    scoring.push_back({.ids = ids[i], .first_target = static_cast<int64_t>(prompt.size())});
+  }
+  const std::vector<model::TokenScores> scores = model::score_sequences(
+      backend, policy.decoder(), policy.head(), policy.pages(), scoring, 1.0f);
+  int64_t differing = 0;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    for (size_t j = 0; j < completions[i].log_probs.size(); ++j) {
+      const float a = completions[i].log_probs[j], b = scores[i].log_probs[j];
+      if (std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b)) continue;
+      ++differing;
+      largest = std::max(largest, std::fabs(double{a} - double{b}));
+    }
+  }
+  return differing;
+}
+
+}  // namespace
+
+int run_bench_rollout(const BenchArguments& arguments) {
+  check_arguments(arguments);
+  const std::unique_ptr<ops::Backend> backend = make_backend(arguments.device);
+  const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
+  const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
+  loop::check_plan(loop::plan_memory(config, config.vocab_size, options),
+                   memory_limit(arguments.device));
+  const double before_start = now_seconds();
+  loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
+  fill_weights(*backend, policy.model());
+  const double start_seconds = now_seconds() - before_start;
+
+  RandomSequence random({.seed = 2}, RngUse::kTask);
+  std::vector<rollout::PromptRequest> requests(static_cast<size_t>(arguments.num_prompts));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (int64_t t = 0; t < arguments.prompt_tokens; ++t) {
+      requests[i].ids.push_back(
+          static_cast<int32_t>(random.next_below(static_cast<uint32_t>(config.vocab_size))));
+    }
+    requests[i].num_samples = arguments.num_samples;
+    requests[i].key = {.seed = 3, .prompt = static_cast<uint32_t>(i)};
+  }
+  rollout::SamplingOptions sampling;
+  sampling.max_new_tokens = arguments.new_tokens;
+  sampling.ignore_eos = true;
+  rollout::Engine engine(*backend, policy.decoder(), policy.head(), policy.pages(), nullptr,
+                         {.max_num_seqs = options.max_sequences});
+  // A short call first: the device wakes up and the workspaces grow.
+  rollout::SamplingOptions few = sampling;
+  few.max_new_tokens = std::min<int64_t>(4, sampling.max_new_tokens);
+  engine.run(requests, few);
+  const rollout::EngineStats warm = engine.stats();
+
+  // Decoding alone: from the step after the last one that computed prompt tokens.
+  const int64_t prompt_tokens = arguments.num_prompts * arguments.prompt_tokens;
+  const double begin = now_seconds();
+  double decode_begin = 0;
+  int64_t decode_first = 0;
+  const auto completions = engine.run(requests, sampling, [&](int64_t, int64_t num_tokens) {
+    const int64_t computed = engine.stats().num_prompt_tokens - warm.num_prompt_tokens;
+    if (decode_begin == 0 && computed >= prompt_tokens) {
+      decode_begin = now_seconds();
+      decode_first = num_tokens;
+    }
+  });
+  const double end = now_seconds();
+  const auto tokens =
+      static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
+  const int64_t steps = engine.stats().num_steps - warm.num_steps;
+  print_line(fmt::format(
+      "{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
+      backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow, arguments.scales,
+      arguments.kv_cache_dtype, arguments.lora_rank, arguments.num_prompts, arguments.num_samples,
+      arguments.prompt_tokens, arguments.new_tokens));
+  print_line(
+      fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
+                  "tok/s; {} steps, "
+                  "{:.2f} ms each; {} preemptions; peak {}",
+                  start_seconds, end - begin, tokens / (end - begin),
+                  (tokens - static_cast<double>(decode_first)) / (end - decode_begin), steps,
+                  1e3 * (end - begin) / static_cast<double>(steps),
+                  engine.stats().num_preemptions - warm.num_preemptions,
+                  format_bytes(backend->allocator().peak_bytes())));
+  if (arguments.what != "exactness") return 0;
+  double largest = 0;
+  const int64_t differing = count_differing(*backend, policy, requests, completions, largest);
+  print_line(fmt::format("  {} of {:.0f} log-probabilities differ between rollout and scoring{}",
+                         differing, tokens,
+                         differing > 0 ? fmt::format(", by up to {:.3g}", largest) : ""));
+  return differing == 0 ? 0 : 1;
+}
+
+}  // namespace octet::app

@@ -1,0 +1,34 @@
+// One NVIDIA GPU as a backend.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace octet::cuda {
+
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int capability = 0;  // 90: Hopper
+  int64_t memory_bytes = 0;
+  bool usable = false;  // this build has kernels for it
+};
+
+// The devices that the driver shows; empty, with the reason in `why_none`, where there are none.
+std::vector<DeviceInfo> devices(std::string& why_none);
+
+// Which libraries are there at run time, and what happens without them; one line.
+std::string describe_libraries();
+
+struct CudaOptions {
+  int device = 0;
+  int64_t memory_limit_bytes = 0;  // 0: none
+};
+
+// Throws Error where the device is not there or this build has no kernels for it.
+std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options);
+
+}  // namespace octet::cuda

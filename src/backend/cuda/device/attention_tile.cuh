@@ -1,0 +1,376 @@
+// What every path of the attention forward shares, and what fixes a row's bytes: tiles of 64 keys
+// within chunks of 256, each chunk from a fresh maximum, chunks folded in order.
+//
+// Keys and values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so that
+// the loads below touch every bank once. The contraction runs over the head width in an order that
+// lets a lane load 16 bytes of a key at once; queries are held in the same order.
+#pragma once
+
+#include <cmath>
+
+#include "backend/cuda/device/async_copy.cuh"
+#include "backend/cuda/device/mma.cuh"
+#include "backend/cuda/device/values.cuh"
+
+namespace octet::cuda {
+
+inline constexpr int kTileKeys = 64;
+inline constexpr int kChunkKeys = 256;
+
+// One key/value head of one sequence.
+struct KeySource {
+  const char* k;
+  const char* v;
+  const float* k_scales;  // E4M3 only
+  const float* v_scales;
+  const int32_t* pages;
+  int64_t page_stride, scale_page_stride;  // elements between pages
+  int page_shift, num_pages, max_pages;
+  int heads, head, width;  // width ≤ kWidth, the rest is zeros
+};
+
+// Running state of softmax over some keys for the two rows of a lane; maximum in units of log 2.
+template <int kWidth>
+struct RowState {
+  float maximum[2], sum[2];
+  float out[kWidth / 8][4];  // [n-tile][C register]
+
+  __device__ void clear() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) maximum[h] = -INFINITY, sum[h] = 0;
+#pragma unroll
+    for (auto& tile : out) {
+#pragma unroll
+      for (float& value : tile) value = 0;
+    }
+  }
+};
+
+// The weights of what was and of what is added, when two maxima meet.
+struct Fold {
+  float maximum, old_weight, new_weight;
+};
+__device__ inline Fold fold_of(float old_maximum, float new_maximum) {
+  const float maximum = fmaxf(old_maximum, new_maximum);
+  return {maximum, exp2_fast(old_maximum - maximum), exp2_fast(new_maximum - maximum)};
+}
+__device__ inline float fold(const Fold& f, float old_value, float new_value) {
+  return fmaf(old_value, f.old_weight, new_value * f.new_weight);
+}
+
+template <bool kFp8, int kWidth>
+struct AttentionTile {
+  static constexpr int kElementBytes = kFp8 ? 1 : 2;
+  static constexpr int kRowBytes = kWidth * kElementBytes;
+  static constexpr int kPieces = kRowBytes / 16;
+  static constexpr int kTileBytes = kTileKeys * kRowBytes;
+  static constexpr int kScaleBytes = kFp8 ? 2 * kTileKeys * 4 : 0;
+  static constexpr int kStageBytes = 2 * kTileBytes + kScaleBytes;  // keys, values, scales
+  static constexpr int kSteps = kWidth / 16;                        // of the contraction
+
+  __device__ static int key_piece(int row, int piece) {
+    return piece ^ (((row & 1) << 2) & (kPieces - 1));
+  }
+  __device__ static int value_piece(int row, int piece) {
+    return piece ^ ((((row >> 1) & 3) << 1) & (kPieces - 1));
+  }
+
+  // Where a key's row begins, for the positions of 32 pages from `first` on: each lane knows one.
+  struct PageWindow {
+    int64_t row_base, scale_base;  // −1: no such page
+    int first;
+
+    __device__ PageWindow(const KeySource& source, int begin, int limit, int lane)
+        : row_base(-1), scale_base(-1), first(begin >> source.page_shift) {
+      const int table = first + lane;
+      if (table >= source.max_pages || table << source.page_shift >= limit) return;
+      const int page = source.pages[table];
+      if (page < 0 || page >= source.num_pages) return;
+      row_base = (page * source.page_stride + int64_t{source.head} * source.width) * kElementBytes;
+      scale_base = page * source.scale_page_stride + source.head;
+    }
+  };
+
+  // Rows of keys or values [begin, begin + 64) below `limit`, and their scales, by `kWarps` warps;
+  // zeros elsewhere.
+  template <bool kKeys, int kWarps>
+  __device__ static void load(const KeySource& source, const PageWindow& window, int begin,
+                              int limit, uint32_t stage, int warp, int lane) {
+    const char* data = kKeys ? source.k : source.v;
+    const uint32_t tile = stage + (kKeys ? 0 : kTileBytes);
+    const int mask = (1 << source.page_shift) - 1;
+    const int row_bytes = source.width * kElementBytes, slot_bytes = source.heads * row_bytes;
+#pragma unroll 4
+    for (int i = 0; i < kTileKeys * kPieces / (32 * kWarps); ++i) {
+      const int index = (i * kWarps + warp) * 32 + lane;
+      const int row = index / kPieces, piece = index % kPieces, position = begin + row;
+      const int64_t base =
+          __shfl_sync(0xFFFFFFFFu, window.row_base, (position >> source.page_shift) - window.first);
+      const bool inside = base >= 0 && position < limit && piece * 16 < row_bytes;
+      const char* from = inside ? data + base + (position & mask) * slot_bytes + piece * 16 : data;
+      const int to = kKeys ? key_piece(row, piece) : value_piece(row, piece);
+      copy_async_16(tile + row * kRowBytes + to * 16, from, inside);
+    }
+    if constexpr (kFp8) {
+      const float* scales = kKeys ? source.k_scales : source.v_scales;
+      const uint32_t to = stage + 2 * kTileBytes + (kKeys ? 0 : kTileKeys * 4);
+      if (warp < kTileKeys / 32) {
+#pragma unroll
+        for (int row = warp * 32 + lane; row < kTileKeys; row += 32 * kWarps) {
+          const int position = begin + row;
+          const int64_t base = __shfl_sync(0xFFFFFFFFu, window.scale_base,
+                                           (position >> source.page_shift) - window.first);
+          const bool inside = base >= 0 && position < limit;
+          copy_async_4(to + row * 4,
+                       scales + (inside ? base + int64_t{position & mask} * source.heads : 0),
+                       inside);
+        }
+      }
+    }
+  }
+
+  // Queries of a lane's two rows (null: zeros) in the order of the contraction; with FP8 keys as
+  // FP16 under a power of two that `unscale` takes back.
+  __device__ static void load_queries(const Bf16* const (&rows)[2], int width, int lane,
+                                      uint32_t (&q)[kSteps][4], float (&unscale)[2]) {
+    const int t = lane % 4;
+    constexpr int kPerLane = kFp8 ? 16 : 8;  // neighbouring elements of a lane
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float amax = 0;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int d = step / (kPerLane / 4) * (4 * kPerLane) + kPerLane * t +
+                        step % (kPerLane / 4) * 4 + 2 * half;
+          uint32_t pair = 0;
+          if (rows[h] != nullptr && d < width) {
+            pair = *reinterpret_cast<const uint32_t*>(rows[h] + d);
+          }
+          q[step][2 * half + h] = pair;
+          amax = fmaxf(amax, fmaxf(fabsf(__uint_as_float(pair << 16)),
+                                   fabsf(__uint_as_float(pair & 0xFFFF0000u))));
+        }
+      }
+      unscale[h] = 1;
+      if constexpr (kFp8) {
+        amax = quad_max(amax);
+        // 2^(14 − exponent): the largest magnitude comes to lie in [2^14, 2^15).
+        const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
+        const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
+        const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
+        unscale[h] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            uint32_t& pair = q[step][2 * half + h];
+            pair = pack_half(__uint_as_float(pair << 16) * scale,
+                             __uint_as_float(pair & 0xFFFF0000u) * scale);
+          }
+        }
+      }
+    }
+  }
+
+  // What of a tile is between its keys and its values.
+  struct Scores {
+    float weights[kTileKeys / 8]
+                 [4];     // C register e of n-tile j: row e / 2, column 8 j + 2 t + e % 2
+    float old_weight[2];  // of what the state held
+  };
+
+  // Queries times keys, in `scores.weights`.
+  __device__ static void multiply_keys(const char* stage, int lane, const uint32_t (&q)[kSteps][4],
+                                       Scores& result) {
+    const int g = lane / 4, t = lane % 4;
+    auto& scores = result.weights;
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; ++j) {
+#pragma unroll
+      for (float& score : scores[j]) score = 0;
+      const int row = 8 * j + g;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; piece += 4) {
+        const uint4 words = *reinterpret_cast<const uint4*>(stage + row * kRowBytes +
+                                                            key_piece(row, piece + t) * 16);
+        const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+        if constexpr (kFp8) {
+#pragma unroll
+          for (int s = 0; s < 4; ++s) {
+            mma_16x8x16<true>(scores[j], q[piece + s], half2_of_e4m3(w[s]),
+                              half2_of_e4m3(w[s] >> 16));
+          }
+        } else {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            mma_16x8x16<false>(scores[j], q[piece / 2 + s], w[2 * s], w[2 * s + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  // From scores to softmax weights; maximum and sum of `state` move on. Row h of the lane sees the
+  // columns [first[h], last[h]] of the tile; `factor` is the softmax scale × log2 e × unscale.
+  __device__ static void weigh(const char* stage, int lane, const int (&first)[2],
+                               const int (&last)[2], const float (&factor)[2],
+                               RowState<kWidth>& state, Scores& result) {
+    const int t = lane % 4;
+    [[maybe_unused]] const auto* k_scales = reinterpret_cast<const float*>(stage + 2 * kTileBytes);
+    auto& scores = result.weights;
+    auto& old_weight = result.old_weight;
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = 8 * j + 2 * t + e % 2, h = e / 2;
+        float score = scores[j][e];
+        if constexpr (kFp8) score *= k_scales[column];
+        score *= factor[h];
+        if (column < first[h] || column > last[h]) score = -INFINITY;
+        scores[j][e] = score;
+        largest[h] = fmaxf(largest[h], score);
+      }
+    }
+    float shift[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float maximum = fmaxf(state.maximum[h], quad_max(largest[h]));
+      const bool none = maximum == -INFINITY;  // nothing seen yet
+      shift[h] = none ? 0.0f : maximum;
+      old_weight[h] = none ? 1.0f : exp2_fast(state.maximum[h] - maximum);
+      state.maximum[h] = maximum;
+      state.sum[h] *= old_weight[h];
+    }
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[j][e] = exp2_fast(scores[j][e] - shift[e / 2]);
+        state.sum[e / 2] += scores[j][e];
+      }
+    }
+  }
+
+  // Adds the weighted values to `state`.
+  __device__ static void add_values(const char* stage, int lane, Scores& result,
+                                    RowState<kWidth>& state) {
+    const int g = lane / 4, t = lane % 4;
+    auto& scores = result.weights;
+    const auto& old_weight = result.old_weight;
+    [[maybe_unused]] const float* v_scales =
+        reinterpret_cast<const float*>(stage + 2 * kTileBytes) + kTileKeys;
+    const char* values = stage + kTileBytes;
+    if constexpr (kFp8) {
+      // Weights × value scales under a power of two of the row's own largest, as FP16.
+      float top[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < kTileKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int column = 8 * j + 2 * t + e % 2;
+          const float scale = scores[j][e] == 0 ? 0.0f : v_scales[column];
+          scores[j][e] *= scale;
+          top[e / 2] = fmaxf(top[e / 2], scores[j][e]);
+        }
+      }
+      float up[2], down[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float largest_weight = quad_max(top[h]);
+        const int exponent = static_cast<int>(__float_as_uint(largest_weight) >> 23) - 127;
+        const int power = largest_weight == 0 ? 0 : max(-100, min(100, exponent));
+        up[h] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
+        down[h] = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
+      }
+      uint32_t p[kTileKeys / 16][4];
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const float* pair = &scores[2 * step + r / 2][2 * (r % 2)];
+          p[step][r] = pack_half(pair[0] * up[r % 2], pair[1] * up[r % 2]);
+        }
+      }
+#pragma unroll
+      for (int group = 0; group < kWidth / 32; ++group) {
+        float tile[4][4] = {};
+#pragma unroll
+        for (int step = 0; step < kTileKeys / 16; ++step) {
+          uint32_t b[4][2];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = 16 * step + 8 * half + 2 * t;
+            const int at = value_piece(row, 2 * group + g / 4) * 16 + g % 4 * 4;  // both rows
+            const uint32_t w0 = *reinterpret_cast<const uint32_t*>(values + row * kRowBytes + at);
+            const uint32_t w1 =
+                *reinterpret_cast<const uint32_t*>(values + (row + 1) * kRowBytes + at);
+            const uint32_t low = __byte_perm(w0, w1, 0x5140), high = __byte_perm(w0, w1, 0x7362);
+            b[0][half] = half2_of_e4m3(low);
+            b[1][half] = half2_of_e4m3(low >> 16);
+            b[2][half] = half2_of_e4m3(high);
+            b[3][half] = half2_of_e4m3(high >> 16);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) mma_16x8x16<true>(tile[i], p[step], b[i][0], b[i][1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& out = state.out[4 * group + i][e];
+            out = fmaf(tile[i][e], down[e / 2], out * old_weight[e / 2]);
+          }
+        }
+      }
+    } else {
+      uint32_t p[kTileKeys / 16][4];
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const float* pair = &scores[2 * step + r / 2][2 * (r % 2)];
+          p[step][r] = pack_bf16(pair[0], pair[1]);
+        }
+      }
+#pragma unroll
+      for (int group = 0; group < kWidth / 16; ++group) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) state.out[2 * group + i][e] *= old_weight[e / 2];
+        }
+#pragma unroll
+        for (int step = 0; step < kTileKeys / 16; ++step) {
+          uint32_t b[2][2];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = 16 * step + 8 * half + 2 * t;
+            const int at = value_piece(row, 2 * group + g / 4) * 16 + g % 4 * 4;  // both rows
+            const uint32_t w0 = *reinterpret_cast<const uint32_t*>(values + row * kRowBytes + at);
+            const uint32_t w1 =
+                *reinterpret_cast<const uint32_t*>(values + (row + 1) * kRowBytes + at);
+            b[0][half] = __byte_perm(w0, w1, 0x5410);
+            b[1][half] = __byte_perm(w0, w1, 0x7632);
+          }
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            mma_16x8x16<false>(state.out[2 * group + i], p[step], b[i][0], b[i][1]);
+          }
+        }
+      }
+    }
+  }
+
+  // The element of the head that C register `e` of n-tile `tile` holds.
+  __device__ static int element_of(int tile, int e, int lane) {
+    const int t = lane % 4;
+    return kFp8 ? tile / 4 * 32 + 8 * t + 4 * (e % 2) + tile % 4
+                : tile / 2 * 16 + 4 * t + 2 * (e % 2) + tile % 2;
+  }
+};
+
+}  // namespace octet::cuda

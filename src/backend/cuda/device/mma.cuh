@@ -1,0 +1,62 @@
+// A warp's matrix product of 16×8 over 16, and 8-bit codes as its operands. Lane l holds, with
+// g = l / 4 and t = l % 4: of A rows g, g + 8 and columns 2t, 2t + 1, 2t + 8, 2t + 9; of B those
+// rows and column g; of C rows g, g + 8 and columns 2t, 2t + 1.
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace octet::cuda {
+
+template <bool kHalf>  // FP16 operands; otherwise BF16
+__device__ inline void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                   uint32_t b1) {
+  if constexpr (kHalf) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// Two E4M3 codes (the low 16 bits) as two FP16 values, exactly; NaN stays NaN.
+__device__ inline uint32_t half2_of_e4m3(uint32_t codes) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<uint16_t>(codes)));
+  return result;
+}
+
+__device__ inline uint32_t pack_half(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ inline float exp2_fast(float x) {
+  float result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Over the four lanes that share a row of C.
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
+
+}  // namespace octet::cuda

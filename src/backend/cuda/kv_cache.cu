@@ -1,0 +1,157 @@
+// Writing keys and values into pages, and copying pages.
+#include "backend/cuda/checks.h"
+#include "backend/cuda/device/quantizer.cuh"
+#include "backend/cuda/device/vectors.cuh"
+#include "backend/cuda/kv_cache.h"
+#include "backend/cuda/ops.h"
+#include "backend/cuda/status.h"
+
+namespace octet::cuda {
+
+using tensor::DType;
+using tensor::Shape;
+using tensor::TensorView;
+
+void require_cache(std::string_view op, const ops::KvCacheView& cache) {
+  require_rank(op, "cache.k", cache.k, 4, 4);
+  require_dtype(op, "cache.k", cache.k, {DType::kBF16, DType::kE4M3});
+  require_like(op, "cache.v", cache.v, cache.k);
+  const int64_t width = cache.k.shape[3];
+  if (cache.k.shape[1] < 1 || cache.k.shape[2] < 1 || width < 2 || width > 256 || width % 2 != 0) {
+    fail(op, "the cache must have pages, heads and an even head width up to 256, but is {}",
+         cache.k.shape.to_string());
+  }
+  if (cache.k.dtype != DType::kE4M3) return;
+  const Shape shape{cache.k.shape[0], cache.k.shape[1], cache.k.shape[2]};
+  for (const TensorView* scales : {&cache.k_scale, &cache.v_scale}) {
+    require_shape(op, "the cache's scales", *scales, shape);
+    require_dtype(op, "the cache's scales", *scales, {DType::kF32});
+  }
+}
+
+namespace {
+
+struct Pages {
+  void* data;
+  int64_t stride;
+  float* scales;
+  int64_t scale_stride;
+};
+Pages pages_of(const TensorView& data, const TensorView& scales) {
+  return {data.data, data.row_stride, scales.as<float>(), scales.row_stride};
+}
+
+// A warp takes one head of one token: blockIdx.y 0 is k, 1 is v.
+template <class T, bool kQuantized, int kVector>
+__global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t v_stride,
+                              const int32_t* slots, int64_t num_slots, int64_t num_heads_all,
+                              Pages k_pages, Pages v_pages, int64_t page_size, int64_t heads,
+                              int64_t width, DeviceCounters* counters) {
+  const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  CodeCounts counts;
+  if (index < num_heads_all) {
+    const int64_t token = index / heads, head = index % heads;
+    const int64_t slot = slots[token];
+    if (slot >= 0 && slot < num_slots) {
+      const bool is_key = blockIdx.y == 0;
+      const T* from = (is_key ? k + token * k_stride : v + token * v_stride) + head * width;
+      const Pages& pages = is_key ? k_pages : v_pages;
+      const int64_t page = slot / page_size, row = slot % page_size * heads + head;
+      const int64_t at = page * pages.stride + row * width;
+      const int lane = static_cast<int>(threadIdx.x) * kVector;
+      float values[kVector];
+      if constexpr (kQuantized) {
+        float amax = 0;
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+#pragma unroll
+          for (const float value : values) {
+            amax = fmaxf(amax, finite_magnitude(round_to_bf16(value)));
+          }
+        }
+        const float scale = scale_of<false>(warp_reduce(amax, Max()), false);
+        if (threadIdx.x == 0) pages.scales[page * pages.scale_stride + row] = scale;
+        auto* to = static_cast<uint8_t*>(pages.data) + at;
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+          uint32_t word = 0;
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            word |= uint32_t{counts.encode<false>(round_to_bf16(values[e]), scale)} << 8 * e;
+          }
+          if constexpr (kVector == 4) {
+            *reinterpret_cast<uint32_t*>(to + i) = word;
+          } else {
+            to[i] = static_cast<uint8_t>(word);
+          }
+        }
+      } else {
+        auto* to = static_cast<Bf16*>(pages.data) + at;
+        for (int i = lane; i < width; i += 32 * kVector) {
+          load_vector(from + i, values);
+          store_vector(values, to + i);
+        }
+      }
+    }
+  }
+  if constexpr (kQuantized) counts.add_to(counters);
+}
+
+}  // namespace
+
+void kv_append(Context& context, const ops::KvAppendArgs& args) {
+  constexpr std::string_view kOp = "kv_append";
+  require_cache(kOp, args.cache);
+  const Shape& cache = args.cache.k.shape;
+  const int64_t num_tokens = args.k.rows(), heads = cache[2], width = cache[3];
+  require_shape(kOp, "k", args.k, Shape{num_tokens, heads, width});
+  require_float(kOp, "k", args.k);
+  require_like(kOp, "v", args.v, args.k);
+  require_vector(kOp, "slots", args.slots, DType::kI32, num_tokens);
+  if (num_tokens == 0) return;
+  const bool quantized = args.cache.k.dtype == DType::kE4M3;
+  const dim3 block(32, 8), grid(static_cast<unsigned>(divide_up(num_tokens * heads, 8)), 2);
+  const auto launch = [&](auto element) {
+    using T = decltype(element);
+    const bool vectors = takes_vectors(args.k, width, 4) && takes_vectors(args.v, width, 4) &&
+                         takes_vectors(args.cache.k, width, 4) &&
+                         takes_vectors(args.cache.v, width, 4);
+    const auto kernel = quantized
+                            ? (vectors ? append_kernel<T, true, 4> : append_kernel<T, true, 1>)
+                            : (vectors ? append_kernel<T, false, 4> : append_kernel<T, false, 1>);
+    kernel<<<grid, block, 0, context.stream()>>>(
+        args.k.as<T>(), args.k.row_stride, args.v.as<T>(), args.v.row_stride,
+        args.slots.as<int32_t>(), cache[0] * cache[1], num_tokens * heads,
+        pages_of(args.cache.k, args.cache.k_scale), pages_of(args.cache.v, args.cache.v_scale),
+        cache[1], heads, width, context.counters());
+  };
+  args.k.dtype == DType::kBF16 ? launch(Bf16()) : launch(0.0f);
+  check_launch(kOp);
+}
+
+void kv_copy(Context& context, const ops::KvCopyArgs& args) {
+  constexpr std::string_view kOp = "kv_copy";
+  require_cache(kOp, args.cache);
+  const int64_t num_pages = args.cache.k.shape[0], page_size = args.cache.page_size();
+  for (const int32_t page : {args.source, args.destination}) {
+    if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+  }
+  if (args.num_tokens < 0 || args.num_tokens > page_size) {
+    fail(kOp, "num_tokens must be in [0, {}], but is {}", page_size, args.num_tokens);
+  }
+  if (args.source == args.destination || args.num_tokens == 0) return;
+  for (const TensorView* view :
+       {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
+    if (view->empty()) continue;
+    const int64_t element_bytes = tensor::dtype_bytes(view->dtype);
+    const int64_t page_bytes = view->row_stride * element_bytes;
+    const int64_t token_bytes = view->row_elements() / page_size * element_bytes;
+    check(cudaMemcpyAsync(view->as<char>() + args.destination * page_bytes,
+                          view->as<char>() + args.source * page_bytes,
+                          static_cast<size_t>(args.num_tokens * token_bytes),
+                          cudaMemcpyDeviceToDevice, context.stream()),
+          kOp);
+  }
+}
+
+}  // namespace octet::cuda

@@ -1,0 +1,57 @@
+// The one matrix product behind every linear op: y [T, ΣN] = x [T, K] · w [N, K]ᵀ for a group of
+// weights. Its arithmetic is the numeric class of each format, whatever T:
+//   BF16: one FP32 chain over K in steps of 16;
+//   8-bit: partial sums of 128 of K from zero, in steps of 32, then folded in order of K:
+//          acc += partial, scaled at the end as (acc × w_scale) × x_scale, or with block scales
+//          acc = fma(partial, x_scale × w_scale, acc).
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/context.h"
+
+namespace octet::cuda {
+
+enum class ProductFormat { kBF16, kScaled, kBlocks };
+
+// Rows of K elements each, `stride` elements apart. Base and stride are multiples of 16 bytes.
+struct ProductWeight {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  // kScaled: scale of row r at r × scale_stride (0 or 1). kBlocks: that of row r and chunk c (of
+  // 128) at (r / row_block) × scale_stride + c × chunk_stride.
+  const float* scales = nullptr;
+  int64_t scale_stride = 0;
+  int64_t chunk_stride = 1;
+  int row_block = 1;
+};
+
+struct Product {
+  static constexpr int kMaxWeights = 4;
+  ProductFormat format = ProductFormat::kBF16;
+  bool x_is_e5m2 = false;  // weights are E4M3
+  ProductWeight weights[kMaxWeights];
+  int num_weights = 0;
+  const void* x = nullptr;
+  int64_t x_stride = 0;
+  const float* x_scales = nullptr;  // as a weight's, row_block and chunk_stride 1
+  int64_t x_scale_stride = 0;
+  int64_t num_tokens = 0;
+  int64_t depth = 0;  // K; what lies beyond it up to a multiple of 16 bytes is read and must be 0
+
+  void* y = nullptr;
+  bool y_is_bf16 = true;
+  int64_t y_stride = 0;
+  const void* bias = nullptr;  // [ΣN] or null
+  bool bias_is_bf16 = false;
+  float alpha = 1;
+  bool accumulate = false;
+};
+
+// y = alpha × product (+ bias) (+ y), rounded once: by the own kernel, or by whatever is faster and
+// gives the same bytes.
+void run_own_product(Context& context, const Product& product);
+void run_product(Context& context, const Product& product);
+
+}  // namespace octet::cuda

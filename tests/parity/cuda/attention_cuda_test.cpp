@@ -1,0 +1,198 @@
+// Attention against float64, and its rows' independence of everything but their own sequence.
+#include "parity/cuda/cuda_test.h"
+#include "parity/ops/attention_problem.h"
+
+namespace octet::parity {
+namespace {
+
+class AttentionCuda : public CudaTest {
+ protected:
+  void check_forward(const AttentionProblem& p, const std::vector<int64_t>& lengths) {
+    std::vector<AttentionSequence> sequences;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      sequences.push_back(make_sequence(p, lengths[i], 100 * static_cast<uint32_t>(i + 1)));
+    }
+    const AttentionRun run = run_attention(gpu(), p, sequences, {whole(sequences)}, 7);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const AttentionReference expected =
+          reference_attention(p, run.cache, s, lengths[s], sequences[s].q.values());
+      const std::string what = fmt::format(
+          "heads {}/{} width {} page {} window {} cache {} length {}", p.heads, p.kv_heads, p.width,
+          p.page_size, p.window, tensor::dtype_name(p.cache), lengths[s]);
+      // Weights are rounded to BF16 (2^-9 each) before they meet the values.
+      expect_near(run.rows[s].out, expected.out, {6e-3, 0x1p-7}, what);
+      expect_near(run.rows[s].lse, expected.lse, {2e-5, 1e-5}, what + " lse");
+    }
+  }
+};
+
+AttentionProblem problem(DType cache) { return {.dtype = DType::kBF16, .cache = cache}; }
+
+TEST_F(AttentionCuda, ForwardEqualsFloat64) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t width : {16, 64, 80, 96, 128, 256}) {
+      AttentionProblem p = problem(cache);
+      p.width = width;
+      check_forward(p, {1, 7, 17, 129, 300});
+      p.page_size = 64;
+      check_forward(p, {1, 7, 17, 129});
+    }
+    for (const int64_t kv_heads : {1, 3}) {
+      for (const int64_t group : {1, 2, 3, 5, 8, 16, 20}) {
+        AttentionProblem p = problem(cache);
+        p.kv_heads = kv_heads;
+        p.heads = kv_heads * group;
+        check_forward(p, {70, 3, 1});
+      }
+    }
+    for (const int64_t window : {1, 8, 64, 65, 1000}) {
+      AttentionProblem p = problem(cache);
+      p.window = window;
+      check_forward(p, {32, 200, 600});
+    }
+  }
+}
+
+// One sequence among others, in one go, in chunks, token by token, on shuffled pages: the same
+// bytes.
+TEST_F(AttentionCuda, RowsDependOnTheirSequenceAlone) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t window : {0, 8, 277}) {
+      for (const int64_t width : {64, 128}) {
+        AttentionProblem p = problem(cache);
+        p.heads = 8;
+        p.window = window;
+        p.width = width;
+        constexpr int64_t kLength = 600;
+        std::vector<AttentionSequence> alone;
+        alone.push_back(make_sequence(p, kLength, 1));
+        const AttentionRows expected = run_attention(gpu(), p, alone, {whole(alone)}).rows[0];
+        for (const int64_t chunk : {1, 3, 40, 64, 149, 256}) {
+          std::vector<std::vector<AttentionPart>> steps;
+          for (int64_t done = 0; done < kLength; done += chunk) {
+            steps.push_back({{0, std::min<int64_t>(chunk, kLength - done)}});
+          }
+          EXPECT_TRUE(run_attention(gpu(), p, alone, steps, 5).rows[0] == expected)
+              << "chunk " << chunk << " window " << window << " width " << width;
+        }
+        std::vector<AttentionSequence> sequences;
+        for (int64_t s = 0; s < 5; ++s) {
+          sequences.push_back(make_sequence(p, 1 + 63 * s, 50 + static_cast<uint32_t>(s)));
+        }
+        sequences.push_back(make_sequence(p, kLength, 1));
+        EXPECT_TRUE(run_attention(gpu(), p, sequences, {whole(sequences)}, 9).rows[5] == expected);
+        // The others prefilled while this one decodes.
+        std::vector<std::vector<AttentionPart>> steps(1, {{5, 570}});
+        steps.push_back({{0, 1}, {1, 64}, {2, 127}, {5, 1}, {3, 190}, {4, 253}});
+        for (int i = 0; i < 29; ++i) steps.push_back({{5, 1}});
+        EXPECT_TRUE(run_attention(gpu(), p, sequences, steps, 11).rows[5] == expected);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionCuda, BackwardEqualsTheOracle) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t width : {32, 128, 256}) {
+      for (const int64_t window : {0, 50}) {
+        AttentionProblem p = problem(cache);
+        p.width = width;
+        p.window = window;
+        std::vector<AttentionSequence> sequences;
+        for (const int64_t length : {1, 40, 190}) {
+          sequences.push_back(make_sequence(p, length, static_cast<uint32_t>(length)));
+        }
+        const AttentionRun run = run_attention(cpu(), p, sequences, {whole(sequences)}, 3);
+        constexpr int64_t kTokens = 231;
+        const Shape q_shape{kTokens, p.heads, width}, k_shape{kTokens, p.kv_heads, width};
+        std::vector<double> q, out, lse;
+        std::vector<int32_t> offsets{0}, lengths;
+        Array table(DType::kI32, Shape{3, run.cache.max_pages()});
+        for (size_t s = 0; s < 3; ++s) {
+          const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
+            to.insert(to.end(), from.begin(), from.end());
+          };
+          append(q, sequences[s].q.values());
+          append(out, run.rows[s].out);
+          append(lse, run.rows[s].lse);
+          lengths.push_back(static_cast<int32_t>(sequences[s].length));
+          offsets.push_back(offsets.back() + lengths.back());
+          for (int64_t i = 0; i < run.cache.max_pages(); ++i) {
+            table.set(static_cast<int64_t>(s) * run.cache.max_pages() + i,
+                      run.cache.table(s)[static_cast<size_t>(i)]);
+          }
+        }
+        const Array q_array(DType::kBF16, q_shape, q), out_array(DType::kBF16, q_shape, out),
+            lse_array(DType::kF32, Shape{kTokens, p.heads}, lse), offsets_array(offsets),
+            lengths_array(lengths), dout = random_array(DType::kBF16, q_shape, 77);
+        struct Gradients {
+          Array dq, dk, dv;
+        } results[2];
+        for (const int which : {0, 1}) {
+          Gradients& g = results[which];
+          g = {Array(DType::kBF16, q_shape), Array(DType::kBF16, k_shape),
+               Array(DType::kBF16, k_shape)};
+          (which == 0 ? cpu() : gpu())
+              .attention_backward({.q = q_array,
+                                   .cache = run.cache.view(),
+                                   .batch = {offsets_array, lengths_array, table},
+                                   .out = out_array,
+                                   .lse = lse_array,
+                                   .dout = dout,
+                                   .dq = g.dq,
+                                   .dk = g.dk,
+                                   .dv = g.dv,
+                                   .scale = p.scale(),
+                                   .window = window});
+        }
+        expect_same(results[1].dq, results[0].dq, {1e-4, 0x1p-7}, "dq");
+        expect_same(results[1].dk, results[0].dk, {1e-4, 0x1p-7}, "dk");
+        expect_same(results[1].dv, results[0].dv, {1e-4, 0x1p-7}, "dv");
+      }
+    }
+  }
+}
+
+TEST_F(AttentionCuda, CopiesPages) {
+  const AttentionProblem p = problem(DType::kE4M3);
+  std::vector<AttentionSequence> sequences;
+  sequences.push_back(make_sequence(p, 40, 1));
+  const AttentionRun run = run_attention(cpu(), p, sequences, {whole(sequences)});
+  const ops::KvCacheView cache = run.cache.view();
+  gpu().kv_copy({.cache = cache, .source = 0, .destination = 3, .num_tokens = 11});
+  const int64_t token = p.kv_heads * p.width;
+  EXPECT_EQ(
+      std::memcmp(cache.k.row<char>(0), cache.k.row<char>(3), static_cast<size_t>(11 * token)), 0);
+  EXPECT_NE(std::memcmp(cache.k.row<char>(0) + 11 * token, cache.k.row<char>(3) + 11 * token,
+                        static_cast<size_t>(token)),
+            0);
+  EXPECT_EQ(std::memcmp(cache.v_scale.row<float>(0), cache.v_scale.row<float>(3),
+                        static_cast<size_t>(11 * p.kv_heads * 4)),
+            0);
+}
+
+// Codes and scales of appended keys and values: bytes equal to the oracle's.
+TEST_F(AttentionCuda, AppendsTheOraclesBytes) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    AttentionProblem p = problem(cache);
+    p.width = 80;
+    std::vector<AttentionSequence> sequences;
+    sequences.push_back(make_sequence(p, 37, 1));
+    sequences[0].k = Array(p.dtype, Shape{37, p.kv_heads, p.width},
+                           hostile_values(37 * p.kv_heads * p.width, 3));
+    const AttentionRun a = run_attention(cpu(), p, sequences, {whole(sequences)});
+    const AttentionRun b = run_attention(gpu(), p, sequences, {whole(sequences)});
+    const auto bytes = [](const TensorView& view) {
+      return std::string(view.as<char>(), static_cast<size_t>(view.num_bytes()));
+    };
+    EXPECT_TRUE(bytes(a.cache.view().k) == bytes(b.cache.view().k)) << tensor::dtype_name(cache);
+    EXPECT_TRUE(bytes(a.cache.view().v) == bytes(b.cache.view().v)) << tensor::dtype_name(cache);
+    if (cache == DType::kE4M3) {
+      EXPECT_TRUE(bytes(a.cache.view().k_scale) == bytes(b.cache.view().k_scale))
+          << tensor::dtype_name(cache);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octet::parity
