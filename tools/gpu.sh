@@ -12,7 +12,7 @@ parity=$build/tests/parity/cuda/cuda_parity_test
 
 run() {
   echo "\$ octet $*" | tee -a "$results"
-  "$octet" "$@" 2>&1 | tee -a "$results"
+  "$octet" "$@" 2>&1 | grep -v "product " | tee -a "$results"
 }
 
 build_all() {
@@ -47,6 +47,7 @@ exactness() {
   run "${common[@]}" --batch-tokens 96
   run "${common[@]}" --kv-tokens 12000
   run bench exactness --layers "$layers" --prompts 8 --n 8 --prompt-tokens 100 --new-tokens 256
+  run bench exactness --prompts 64 --prompt-tokens 100 --new-tokens 256  # all 36 layers
 }
 
 bench() {
@@ -56,7 +57,10 @@ bench() {
     run bench rollout --prompts "$batch" --load-in-fp8 channel
     run bench rollout --prompts "$batch" --load-in-fp8 block
   done
+  run bench rollout --prompts 256 --load-in-fp8 tensor
   run bench rollout --prompts 16 --n 16 --load-in-fp8 channel
+  run bench rollout --prompts 16 --n 16 --flow bf16 --kv-cache-dtype bf16
+  run bench rollout --prompts 512 --load-in-fp8 channel
 }
 
 [ $# -gt 0 ] || set -- build test sanitize exactness bench
