@@ -180,7 +180,7 @@ Run define_bench(CLI::App& command) {
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
   add_device_options(command, arguments->device);
   command.footer(
-      "Examples:\n  octet bench gemm --threads 1\n"
+      "Example:\n  octet bench gemm --threads 1\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256");
   return [arguments] { return run_bench(*arguments); };
