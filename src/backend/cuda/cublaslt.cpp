@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -16,6 +17,7 @@
 #include "backend/cuda/status.h"
 #include "backend/cuda/transpose.h"
 #include "base/log.h"
+#include "base/strings.h"
 
 namespace octet::cuda {
 namespace {
@@ -25,17 +27,21 @@ constexpr int64_t kFewestTokens = 64;  // below, the own kernel has the memory's
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 5;
 
-// Where the library may be: the loader's own places, CUDA's, and PyTorch's wheels.
+// Where the library may be: the loader's own places, CUDA's, and PyTorch's wheels under every
+// python3 of the PATH.
 std::vector<std::string> places() {
-  std::vector<std::string> found = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
   namespace fs = std::filesystem;
   std::error_code ignored;
-  for (const char* root : {"/usr/local/lib", "/usr/lib", "/opt/venv/lib", "/opt/torch/.venv/lib"}) {
+  std::vector<std::string> found = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
+  const char* path = std::getenv("PATH");
+  for (const std::string& folder : split(path == nullptr ? "" : path, ':')) {
+    if (folder.empty() || !fs::exists(fs::path(folder) / "python3", ignored)) continue;
+    const fs::path root = fs::path(folder).parent_path() / "lib";
     for (const auto& python : fs::directory_iterator(root, ignored)) {
       if (!python.path().filename().string().starts_with("python3")) continue;
       for (const char* packages : {"site-packages", "dist-packages"}) {
-        const fs::path path = python.path() / packages / "nvidia/cu13/lib/libcublasLt.so.13";
-        if (fs::exists(path, ignored)) found.push_back(path.string());
+        const fs::path library = python.path() / packages / "nvidia/cu13/lib/libcublasLt.so.13";
+        if (fs::exists(library, ignored)) found.push_back(library.string());
       }
     }
   }

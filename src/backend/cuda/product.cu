@@ -81,6 +81,14 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
   float acc[kRegisters], partial[kFormat == ProductFormat::kBF16 ? 1 : kRegisters];
 #pragma unroll
   for (float& value : acc) value = 0;
+  [[maybe_unused]] const float* w_scales[2] = {nullptr, nullptr};  // of the thread's two rows
+  if constexpr (kFormat == ProductFormat::kBlocks) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto r = static_cast<int>(min(row + 8 * h, weight.rows - 1));
+      w_scales[h] = weight.scales + r / weight.row_block * weight.scale_stride;
+    }
+  }
 
 #pragma unroll
   for (int chunk = 0; chunk < kStages - 1; ++chunk) {
@@ -93,9 +101,7 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
     if constexpr (kFormat == ProductFormat::kBlocks) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int64_t r = min(row + 8 * h, weight.rows - 1);
-        w_scale[h] =
-            weight.scales[r / weight.row_block * weight.scale_stride + chunk * weight.chunk_stride];
+        w_scale[h] = w_scales[h][chunk * weight.chunk_stride];
       }
     }
     copy_async_wait<kStages - 2>();
