@@ -9,19 +9,7 @@
 #include "backend/cpu/op_util.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/simd-inl.h"
-
-#ifndef OCTET_CPU_ADAMW_FACTORS_
-#define OCTET_CPU_ADAMW_FACTORS_
-namespace octet::cpu {
-struct AdamWFactors {
-  float decay;  // lr · weight_decay
-  float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float step_size;           // lr / (1 − β1^step)
-  float second_moment_root;  // 1 / √(1 − β2^step)
-  float eps, gradient_scale;
-};
-}  // namespace octet::cpu
-#endif
+#include "ops/adamw_factors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace octet::cpu {
@@ -29,8 +17,8 @@ namespace HWY_NAMESPACE {
 
 using tensor::DType;
 
-void adamw_range(const AdamWFactors& f, const float* gradient, float* master, float* first_moment,
-                 float* second_moment, size_t n) {
+void adamw_range(const ops::AdamWFactors& f, const float* gradient, float* master,
+                 float* first_moment, float* second_moment, size_t n) {
   const FloatTag d;
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
     const size_t left = n - i;
@@ -111,18 +99,7 @@ void adamw(Context& context, const ops::AdamWArgs& args) {
   }
   if (args.step < 1) fail(kOp, "step must be at least 1, but is {}", args.step);
 
-  const auto step = static_cast<double>(args.step);
-  const double beta1 = args.beta1, beta2 = args.beta2, learning_rate = args.learning_rate;
-  const AdamWFactors factors{
-      .decay = static_cast<float>(learning_rate * args.weight_decay),
-      .beta1 = args.beta1,
-      .one_minus_beta1 = static_cast<float>(1 - beta1),
-      .beta2 = args.beta2,
-      .one_minus_beta2 = static_cast<float>(1 - beta2),
-      .step_size = static_cast<float>(learning_rate / (1 - std::pow(beta1, step))),
-      .second_moment_root = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, step))),
-      .eps = args.eps,
-      .gradient_scale = args.gradient_scale};
+  const ops::AdamWFactors factors = ops::adamw_factors(args);
   const auto adamw_range = OCTET_CPU_KERNEL(context.isa, adamw_range);
   parallel(context, num_ranges(count), kRange, [&](int64_t begin, int64_t end, int) {
     const int64_t first = begin * kRange;

@@ -9,6 +9,7 @@
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
+#include "ops/adamw_factors.h"
 
 namespace octet::cuda {
 namespace {
@@ -19,13 +20,8 @@ using tensor::TensorView;
 constexpr int kThreads = 256;
 constexpr int64_t kRange = 1 << 14;  // elements to a block; part of what fixes the order of sums
 
-struct AdamWFactors {
-  float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, second_moment_root, eps,
-      gradient_scale;
-};
-
-__global__ void adamw_kernel(AdamWFactors f, const float* gradient, float* master, float* first,
-                             float* second, int64_t count) {
+__global__ void adamw_kernel(ops::AdamWFactors f, const float* gradient, float* master,
+                             float* first, float* second, int64_t count) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kThreads) {
     const float g = gradient[i] * f.gradient_scale;
@@ -73,18 +69,7 @@ void adamw(Context& context, const ops::AdamWArgs& args) {
   }
   if (args.step < 1) fail(kOp, "step must be at least 1, but is {}", args.step);
   if (count == 0) return;
-  const auto step = static_cast<double>(args.step);
-  const double beta1 = args.beta1, beta2 = args.beta2, learning_rate = args.learning_rate;
-  const AdamWFactors factors{
-      .decay = static_cast<float>(learning_rate * args.weight_decay),
-      .beta1 = args.beta1,
-      .one_minus_beta1 = static_cast<float>(1 - beta1),
-      .beta2 = args.beta2,
-      .one_minus_beta2 = static_cast<float>(1 - beta2),
-      .step_size = static_cast<float>(learning_rate / (1 - std::pow(beta1, step))),
-      .second_moment_root = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, step))),
-      .eps = args.eps,
-      .gradient_scale = args.gradient_scale};
+  const ops::AdamWFactors factors = ops::adamw_factors(args);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(divide_up(count, kThreads), 16384));
   adamw_kernel<<<blocks, kThreads, 0, context.stream()>>>(
       factors, args.gradient.as<float>(), args.master.as<float>(), args.first_moment.as<float>(),
