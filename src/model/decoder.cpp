@@ -35,74 +35,89 @@ TensorView Decoder::forward(ops::Backend& backend, std::span<const BatchSequence
   OCTET_ASSERT(!mode.save || limits_.training);
   upload_batch(backend, batch);
   saved_ = mode.save;
-  const int64_t num_layers = model_.config().num_hidden_layers;
-  LayerActivations a = activations_.layer(0, num_tokens_);
-  backend.embedding({model_.embedding().dense, ids_.slice_rows(0, num_tokens_), a.x});
-  for (int64_t index = 0; index < num_layers; ++index) {
-    const bool last = index + 1 == num_layers;
-    const LayerActivations next = activations_.layer(last ? index : index + 1, num_tokens_);
-    forward_layer(backend, index, a,
-                  last ? activations_.x_final.slice_rows(0, num_tokens_) : next.x, pages, mode);
-    a = next;
+  const auto eps = static_cast<float>(model_.config().rms_norm_eps);
+  const TensorView first = activations_.layer(0, num_tokens_).x;
+  backend.embedding({model_.embedding().dense, ids_.slice_rows(0, num_tokens_), first});
+  TensorView x = first, branch;  // the stream and what is still to be added to it
+  for (int64_t index = 0; index < model_.config().num_hidden_layers; ++index) {
+    const LayerActivations a = activations_.layer(index, num_tokens_);
+    forward_layer(backend, index, a, x, branch, pages, mode);
+    x = a.x_mid;
+    branch = activations_.branch.slice_rows(0, num_tokens_);
   }
   const TensorView hidden = activations_.hidden.slice_rows(0, num_tokens_);
-  backend.rms_norm({.x = activations_.x_final.slice_rows(0, num_tokens_),
+  backend.rms_norm({.x = x,
                     .weight = model_.final_norm().dense,
                     .y = hidden,
-                    .eps = static_cast<float>(model_.config().rms_norm_eps)});
+                    .eps = eps,
+                    .branch = branch,
+                    .sum = activations_.x_final.slice_rows(0, num_tokens_)});
   return hidden;
 }
 
+// Leaves a.x_mid and the branch of the MLP, not yet added.
 void Decoder::forward_layer(ops::Backend& backend, int64_t index, const LayerActivations& a,
-                            const TensorView& next_x, KvStore& pages, const ForwardMode& mode) {
+                            const TensorView& x, const TensorView& x_branch, KvStore& pages,
+                            const ForwardMode& mode) {
   const DecoderLayer& layer = model_.layers()[index];
   const io::ModelConfig& config = model_.config();
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const int64_t t = num_tokens_;
-  const int64_t q_width = model_.attention_width();
-  const int64_t k_width = config.num_key_value_heads * config.head_dim;
   const tensor::Shape q_heads{t, config.num_attention_heads, config.head_dim};
   const tensor::Shape k_heads{t, config.num_key_value_heads, config.head_dim};
-  const TensorView positions = positions_.slice_rows(0, t);
   const TensorView branch = activations_.branch.slice_rows(0, t);
-
-  backend.rms_norm({.x = a.x, .weight = layer.input_norm->dense, .y = a.normed, .eps = eps});
-  projector_.forward(backend, layer.qkv, a.normed, a.qkv, std::span(&a.lora[kQ], 3), activations_,
-                     mode);
-
-  TensorView q = a.qkv.slice_columns(0, q_width).reshaped(q_heads);
-  TensorView k = a.qkv.slice_columns(q_width, k_width).reshaped(k_heads);
-  const TensorView v = a.qkv.slice_columns(q_width + k_width, k_width).reshaped(k_heads);
   const TensorView q_rotated = a.q_rotated.reshaped(q_heads);
-  const TensorView k_rotated = activations_.k_rotated.slice_rows(0, t).reshaped(k_heads);
-  if (layer.q_norm != nullptr) {
-    backend.rms_norm({.x = q, .weight = layer.q_norm->dense, .y = q_rotated, .eps = eps});
-    backend.rms_norm({.x = k, .weight = layer.k_norm->dense, .y = k_rotated, .eps = eps});
-    q = q_rotated;
-    k = k_rotated;
-  }
-  backend.rope({.x = q, .positions = positions, .table = rope_table_, .y = q_rotated});
-  backend.rope({.x = k, .positions = positions, .table = rope_table_, .y = k_rotated});
-  backend.kv_append({k_rotated, v, slots_.slice_rows(0, t), pages.layer(index)});
+  const auto input_of = [&](std::span<const LinearLayer> group) {
+    return projector_.input_of(group, t, activations_, mode);
+  };
+
+  ops::QuantizedOutput input = input_of(layer.qkv);
+  backend.rms_norm({.x = x,
+                    .weight = layer.input_norm->dense,
+                    .y = a.normed,
+                    .eps = eps,
+                    .branch = x_branch,
+                    .sum = x_branch.empty() ? TensorView() : a.x,
+                    .quantized = input});
+  projector_.forward(backend, layer.qkv, a.normed, input, a.qkv, std::span(&a.lora[kQ], 3), mode);
+  const bool norms = layer.q_norm != nullptr;
+  backend.attention_inputs({.qkv = a.qkv,
+                            .q_norm = norms ? layer.q_norm->dense : TensorView(),
+                            .k_norm = norms ? layer.k_norm->dense : TensorView(),
+                            .positions = positions_.slice_rows(0, t),
+                            .rope_table = rope_table_,
+                            .slots = slots_.slice_rows(0, t),
+                            .q_out = q_rotated,
+                            .k_out = activations_.k_rotated.slice_rows(0, t).reshaped(k_heads),
+                            .cache = pages.layer(index),
+                            .eps = eps,
+                            .keep_k = false});
+  input = input_of({&layer.o, 1});
   backend.attention({.q = q_rotated,
                      .cache = pages.layer(index),
                      .batch = attention_batch(),
                      .out = a.attention.reshaped(q_heads),
-                     .lse = a.lse,
+                     .lse = mode.save ? a.lse : TensorView(),
                      .scale = attention_scale(),
-                     .window = layer.window});
-  projector_.forward(backend, {&layer.o, 1}, a.attention, branch, std::span(&a.lora[kO], 1),
-                     activations_, mode);
-  backend.add({a.x, branch, a.x_mid});
+                     .window = layer.window,
+                     .quantized = input});
+  projector_.forward(backend, {&layer.o, 1}, a.attention, input, branch, std::span(&a.lora[kO], 1),
+                     mode);
 
-  backend.rms_norm(
-      {.x = a.x_mid, .weight = layer.post_attention_norm->dense, .y = a.mlp_normed, .eps = eps});
-  projector_.forward(backend, layer.gate_up, a.mlp_normed, a.gate_up, std::span(&a.lora[kGate], 2),
-                     activations_, mode);
-  backend.gated_activation({a.gate_up, a.activated});
-  projector_.forward(backend, {&layer.down, 1}, a.activated, branch, std::span(&a.lora[kDown], 1),
-                     activations_, mode);
-  backend.add({a.x_mid, branch, next_x});
+  input = input_of(layer.gate_up);
+  backend.rms_norm({.x = a.x,
+                    .weight = layer.post_attention_norm->dense,
+                    .y = a.mlp_normed,
+                    .eps = eps,
+                    .branch = branch,
+                    .sum = a.x_mid,
+                    .quantized = input});
+  projector_.forward(backend, layer.gate_up, a.mlp_normed, input, a.gate_up,
+                     std::span(&a.lora[kGate], 2), mode);
+  input = input_of({&layer.down, 1});
+  backend.gated_activation({.gate_up = a.gate_up, .out = a.activated, .quantized = input});
+  projector_.forward(backend, {&layer.down, 1}, a.activated, input, branch,
+                     std::span(&a.lora[kDown], 1), mode);
 }
 
 void Decoder::upload_batch(ops::Backend& backend, std::span<const BatchSequence> batch) {

@@ -1,5 +1,6 @@
 #include "model/projection.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
@@ -18,23 +19,31 @@ Projector::Projector(tensor::Allocator& allocator, const Model& model, bool shad
   }
 }
 
-void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> group,
-                        const TensorView& x, const TensorView& y, std::span<const TensorView> lora,
-                        const Activations& scratch, const ForwardMode& mode) const {
+ops::QuantizedOutput Projector::input_of(std::span<const LinearLayer> group, int64_t num_tokens,
+                                         const Activations& scratch,
+                                         const ForwardMode& mode) const {
   const Precision& precision = model_.precision();
-  const int64_t num_tokens = x.shape[0];
-  const int64_t width = x.shape[1];
+  if (!precision.fp8() || mode.shadow) return {};
+  const int64_t width = group[0].weight->shape[1];
+  const tensor::Granularity granularity = precision.activation_granularity();
+  const bool adapted =
+      mode.adapters &&
+      std::ranges::any_of(group, [](const LinearLayer& layer) { return !layer.lora.empty(); });
+  return {.out = {TensorView(scratch.codes.data, DType::kE4M3, {num_tokens, width}),
+                  TensorView(scratch.scales.data, DType::kF32,
+                             tensor::scale_shape(granularity, num_tokens, width)),
+                  granularity},
+          .scale_format = precision.scale_format,
+          .keep_dense = mode.save || adapted};
+}
 
+void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> group,
+                        const TensorView& x, const ops::QuantizedOutput& input, const TensorView& y,
+                        std::span<const TensorView> lora, const ForwardMode& mode) const {
+  const Precision& precision = model_.precision();
+  const QuantizedView& xq = input.out;
   std::vector<ops::Weight> weights;
-  QuantizedView xq;
-  if (precision.fp8() && !mode.shadow) {
-    const tensor::Granularity granularity = precision.activation_granularity();
-    xq = {TensorView(scratch.codes.data, DType::kE4M3, {num_tokens, width}),
-          TensorView(scratch.scales.data, DType::kF32,
-                     tensor::scale_shape(granularity, num_tokens, width)),
-          granularity};
-    backend.quantize(
-        {.x = x, .column_scale = {}, .out = xq, .scale_format = precision.scale_format});
+  if (!xq.empty()) {
     for (const LinearLayer& layer : group) weights.push_back(layer.weight->forward_weight());
   } else if (precision.fp8()) {
     OCTET_ASSERT(!shadow_buffer_.empty());

@@ -20,11 +20,16 @@ class Projector {
   // Scratch for the shadow pass's BF16 weights is allocated where `shadow` may be asked for.
   Projector(tensor::Allocator& allocator, const Model& model, bool shadow);
 
-  // y [T, ΣN] = x [T, K] of every layer of the group side by side, adapters added. lora: the
-  // group's intermediate results, written.
+  // What the op that makes a group's input [T, K] must make of it: in the FP8 flows its codes, in
+  // `scratch`, and the dense values only where something reads them.
+  ops::QuantizedOutput input_of(std::span<const LinearLayer> group, int64_t num_tokens,
+                                const Activations& scratch, const ForwardMode& mode) const;
+
+  // y [T, ΣN] = x [T, K] of every layer of the group side by side, adapters added; x as `input_of`
+  // asked for it. lora: the group's intermediate results, written.
   void forward(ops::Backend& backend, std::span<const LinearLayer> group,
-               const tensor::TensorView& x, const tensor::TensorView& y,
-               std::span<const tensor::TensorView> lora, const Activations& scratch,
+               const tensor::TensorView& x, const ops::QuantizedOutput& input,
+               const tensor::TensorView& y, std::span<const tensor::TensorView> lora,
                const ForwardMode& mode) const;
 
   // dx [T, K] from dy [T, ΣN]; adds the gradients of trained weights. x and lora as the forward had

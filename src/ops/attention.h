@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "ops/quantize.h"
 #include "tensor/tensor.h"
 
 namespace octet::ops {
@@ -27,6 +28,21 @@ struct KvAppendArgs {
   KvCacheView cache;
 };
 
+// From the projections of T tokens to attention's operands: q and k are normed over each head (RMS;
+// without weights: not), rotated (ops/rope.h), and k and v appended. qkv [T, (H + 2 G) D] has q, k
+// and v side by side; q_out [T, H, D], k_out [T, G, D]; every step rounds to their dtype.
+struct AttentionInputsArgs {
+  tensor::TensorView qkv;
+  tensor::TensorView q_norm, k_norm;  // [D], or both empty
+  tensor::TensorView positions;       // [T] I32
+  tensor::TensorView rope_table;      // [P, D] F32
+  tensor::TensorView slots;           // [T] I32
+  tensor::TensorView q_out, k_out;
+  KvCacheView cache;
+  float eps = 1e-6f;
+  bool keep_k = true;  // false: k_out may be left unwritten
+};
+
 // Copies the first `num_tokens` tokens of page `source` to page `destination`.
 struct KvCopyArgs {
   KvCacheView cache;
@@ -45,6 +61,10 @@ struct AttentionBatch {
   // What the caller knows of the above, so that a backend need not fetch it; 0: nothing.
   int64_t max_query_tokens = 0;  // of one sequence, at most
   int64_t max_context = 0;       // the longest context, at most
+  // [S] I32 or empty: how many of its first pages a sequence has in common with the one before it
+  // (0 for the first). Both may be read once for the two; the bytes are the same.
+  tensor::TensorView shared_pages{};
+  int64_t max_shared_pages = 0;  // the largest of them
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.
@@ -52,7 +72,7 @@ struct AttentionBatch {
 // page or batch: each tile's maximum, sum and weighted values are folded in order. So a row's bytes
 // depend on its own sequence alone.
 // q, out [T, H, D] BF16|F32 (first axis may be strided); lse [T, H] F32: log Σ exp(scale q·k), or
-// empty.
+// empty. `quantized` takes out as [T, H · D].
 struct AttentionArgs {
   tensor::TensorView q;
   KvCacheView cache;
@@ -61,6 +81,7 @@ struct AttentionArgs {
   tensor::TensorView lse;
   float scale = 1.0f;
   int64_t window = 0;
+  QuantizedOutput quantized{};
 };
 inline constexpr int64_t kAttentionTile = 64;
 

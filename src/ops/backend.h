@@ -4,6 +4,7 @@
 // are checked (octet::Error naming the op) before work is queued. One caller thread at a time.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,12 @@
 #include "tensor/buffer.h"
 
 namespace octet::ops {
+
+// What a backend remembers of a sequence of calls.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
 
 class Backend {
  public:
@@ -53,6 +60,8 @@ class Backend {
   virtual void rms_norm_backward(const RmsNormBackwardArgs& args) = 0;
   virtual void rope(const RopeArgs& args) = 0;
 
+  // By default rms_norm, rope and kv_append one after the other.
+  virtual void attention_inputs(const AttentionInputsArgs& args);
   virtual void kv_append(const KvAppendArgs& args) = 0;
   virtual void kv_copy(const KvCopyArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
@@ -64,6 +73,17 @@ class Backend {
 
   virtual void adamw(const AdamWArgs& args) = 0;
   virtual SquaredNorm squared_norm(const tensor::TensorView& x) = 0;
+
+  // Runs `body`; a backend that can keeps its calls in `recording` and from then on queues them
+  // again without it. So `body` must make the same calls each time, on the same memory with the
+  // same arguments, without uploads and without waiting; what it reads may change in between. The
+  // recording must not outlive the backend.
+  virtual void run_recorded(std::unique_ptr<Recording>& recording,
+                            const std::function<void()>& body);
+
+ protected:
+  // What QuantizedOutput asks for, by `quantize`.
+  void quantize_output(const tensor::TensorView& dense, const QuantizedOutput& output);
 };
 
 }  // namespace octet::ops

@@ -1,6 +1,7 @@
 // Embedding, residual add, gated activations. T tokens, H width, I inner width.
 #pragma once
 
+#include "ops/quantize.h"
 #include "tensor/tensor.h"
 
 namespace octet::ops {
@@ -45,6 +46,7 @@ struct GatedActivationArgs {
   tensor::TensorView gate_up;
   tensor::TensorView out;
   Activation activation = Activation::kSilu;
+  QuantizedOutput quantized{};
 };
 
 // dgate_up [T, 2 I] from dout [T, I] and the forward's gate_up; dgate_up may be gate_up.

@@ -33,4 +33,14 @@ struct QuantizeCounters {
   int64_t not_a_number = 0;
 };
 
+// A quantised copy of an op's BF16|F32 result [R, C], made in the same pass: what `quantize` gives
+// for it, its counters included. Empty: none.
+struct QuantizedOutput {
+  tensor::QuantizedView out{};
+  tensor::ScaleFormat scale_format = tensor::ScaleFormat::kF32;
+  bool keep_dense = true;  // false: the result itself may be left unwritten
+
+  bool empty() const { return out.empty(); }
+};
+
 }  // namespace octet::ops

@@ -60,18 +60,30 @@ class CpuBackend final : public ops::Backend {
   void add(const ops::AddArgs& args) override { cpu::add(context_, args); }
   void gated_activation(const ops::GatedActivationArgs& args) override {
     cpu::gated_activation(context_, args);
+    quantize_output(args.out, args.quantized);
   }
   void gated_activation_backward(const ops::GatedActivationBackwardArgs& args) override {
     cpu::gated_activation_backward(context_, args);
   }
-  void rms_norm(const ops::RmsNormArgs& args) override { cpu::rms_norm(context_, args); }
+  void rms_norm(const ops::RmsNormArgs& args) override {
+    ops::RmsNormArgs norm = args;
+    if (!args.branch.empty()) {
+      cpu::add(context_, {args.x, args.branch, args.sum});
+      norm.x = args.sum;
+    }
+    cpu::rms_norm(context_, norm);
+    quantize_output(args.y, args.quantized);
+  }
   void rms_norm_backward(const ops::RmsNormBackwardArgs& args) override {
     cpu::rms_norm_backward(context_, args);
   }
   void rope(const ops::RopeArgs& args) override { cpu::rope(context_, args); }
   void kv_append(const ops::KvAppendArgs& args) override { cpu::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cpu::kv_copy(context_, args); }
-  void attention(const ops::AttentionArgs& args) override { cpu::attention(context_, args); }
+  void attention(const ops::AttentionArgs& args) override {
+    cpu::attention(context_, args);
+    quantize_output(args.out, args.quantized);
+  }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cpu::attention_backward(context_, args);
   }

@@ -66,18 +66,30 @@ class CudaBackend final : public ops::Backend {
   void add(const ops::AddArgs& args) override { cuda::add(context_, args); }
   void gated_activation(const ops::GatedActivationArgs& args) override {
     cuda::gated_activation(context_, args);
+    quantize_output(args.out, args.quantized);
   }
   void gated_activation_backward(const ops::GatedActivationBackwardArgs& args) override {
     cuda::gated_activation_backward(context_, args);
   }
-  void rms_norm(const ops::RmsNormArgs& args) override { cuda::rms_norm(context_, args); }
+  void rms_norm(const ops::RmsNormArgs& args) override {
+    ops::RmsNormArgs norm = args;
+    if (!args.branch.empty()) {
+      cuda::add(context_, {args.x, args.branch, args.sum});
+      norm.x = args.sum;
+    }
+    cuda::rms_norm(context_, norm);
+    quantize_output(args.y, args.quantized);
+  }
   void rms_norm_backward(const ops::RmsNormBackwardArgs& args) override {
     cuda::rms_norm_backward(context_, args);
   }
   void rope(const ops::RopeArgs& args) override { cuda::rope(context_, args); }
   void kv_append(const ops::KvAppendArgs& args) override { cuda::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
-  void attention(const ops::AttentionArgs& args) override { cuda::attention(context_, args); }
+  void attention(const ops::AttentionArgs& args) override {
+    cuda::attention(context_, args);
+    quantize_output(args.out, args.quantized);
+  }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cuda::attention_backward(context_, args);
   }
