@@ -9,6 +9,7 @@
 
 #include "app/backend_choice.h"
 #include "app/output.h"
+#include "app/random_weights.h"
 #include "app/shapes.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -19,45 +20,8 @@
 namespace octet::app {
 namespace {
 
-using tensor::DType;
-using tensor::TensorView;
-
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Normal values of deviation 0.02 (unit norms, zero biases) out of one array that all parameters
-// read at different places: an 8B model is filled in a second.
-void fill_weights(ops::Backend& backend, model::Model& model) {
-  constexpr int64_t kPiece = 1 << 22;
-  int64_t largest = 0;
-  for (const model::Parameter& p : model.weights().parameters()) {
-    largest = std::max(largest, p.shape.num_elements());
-  }
-  std::vector<float> piece(kPiece);
-  RandomSequence random({.seed = 1}, RngUse::kInit);
-  for (float& value : piece) value = static_cast<float>(0.02 * random.next_normal());
-  const int64_t count = (largest / kPiece + 2) * kPiece;
-  const tensor::Buffer buffer = backend.allocator().allocate(DType::kF32, {count}, "random values");
-  const TensorView all = buffer.view(DType::kF32, {count});
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    backend.upload(piece.data(), all.slice_rows(begin, kPiece));
-  }
-  int64_t offset = 0;
-  for (model::Parameter& p : model.weights().parameters()) {
-    const int64_t elements = p.shape.num_elements();
-    TensorView values(all.as<float>() + offset, DType::kF32, p.shape);
-    if (p.shape.rank() == 1) {
-      const std::vector<float> constant(static_cast<size_t>(elements),
-                                        p.kind == model::ParameterKind::kNorm ? 1.0f : 0.0f);
-      values = all.slice_rows(count - kPiece, elements);
-      backend.upload(constant.data(), values);
-    }
-    model.weights().assign(backend, p, values);
-    if (p.shape.rank() == 1) backend.upload(piece.data(), all.slice_rows(count - kPiece, kPiece));
-    offset = (offset + 100003 * 16) % kPiece;
-  }
-  backend.synchronize();
 }
 
 void check_arguments(const BenchArguments& arguments) {
@@ -69,6 +33,7 @@ void check_arguments(const BenchArguments& arguments) {
   require(arguments.prompt_tokens > 0, "--prompt-tokens", arguments.prompt_tokens);
   require(arguments.new_tokens > 0, "--new-tokens", arguments.new_tokens);
   require(arguments.batch_tokens > 0, "--batch-tokens", arguments.batch_tokens);
+  require(arguments.repeat > 0, "--repeat", arguments.repeat);
 }
 
 loop::PolicyOptions policy_options(const BenchArguments& arguments, int64_t vocab_size) {
@@ -126,6 +91,45 @@ int64_t count_differing(ops::Backend& backend, loop::Policy& policy,
   return differing;
 }
 
+std::vector<loop::PlanEntry> plan_bench(ops::Backend& backend, const io::ModelConfig& config,
+                                        const loop::PolicyOptions& options) {
+  std::vector<loop::PlanEntry> plan =
+      loop::plan_memory(config, config.vocab_size, options, &backend);
+  tensor::PlanningAllocator allocator;
+  loop::Policy policy(allocator, config, config.vocab_size, options);
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
+  const int64_t later = loop::policy_workspace_bytes(backend, policy, options);
+  const int64_t filling = random_weights_bytes(policy.model());
+  if (filling > later) plan.push_back({"filling", filling - later});
+  return plan;
+}
+
+// Both kinds of bytes that are in use, and their highest readings.
+struct Memory {
+  ops::Backend& backend;
+  int64_t allocated = 0, device = 0, device_peak = 0;
+
+  void read() {
+    backend.synchronize();
+    allocated = backend.allocator().bytes_in_use();
+    device = backend.device_bytes_in_use();
+    device_peak = std::max(device_peak, device);
+  }
+};
+
+bool same_bits(const std::vector<rollout::Completion>& a,
+               const std::vector<rollout::Completion>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    return x.ids == y.ids && std::ranges::equal(x.log_probs, y.log_probs, [](float p, float q) {
+             return std::bit_cast<uint32_t>(p) == std::bit_cast<uint32_t>(q);
+           });
+  });
+}
+
+double percent_off(int64_t measured, int64_t planned) {
+  return 100.0 * (static_cast<double>(measured) / static_cast<double>(planned) - 1);
+}
+
 }  // namespace
 
 int run_bench_rollout(const BenchArguments& arguments) {
@@ -133,22 +137,21 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const std::unique_ptr<ops::Backend> backend = make_backend(arguments.device);
   const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
   const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
-  loop::check_plan(loop::plan_memory(config, config.vocab_size, options),
-                   memory_limit(arguments.device));
+  const std::vector<loop::PlanEntry> plan = plan_bench(*backend, config, options);
+  loop::check_plan(plan, memory_limit(arguments.device));
+  Memory memory{*backend};
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
-  fill_weights(*backend, policy.model());
+  fill_random_weights(*backend, policy.model());
   const double start_seconds = now_seconds() - before_start;
+  memory.read();
 
-  RandomSequence random({.seed = 2}, RngUse::kTask);
-  std::vector<rollout::PromptRequest> requests(static_cast<size_t>(arguments.num_prompts));
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (int64_t t = 0; t < arguments.prompt_tokens; ++t) {
-      requests[i].ids.push_back(
-          static_cast<int32_t>(random.next_below(static_cast<uint32_t>(config.vocab_size))));
-    }
-    requests[i].num_samples = arguments.num_samples;
-    requests[i].key = {.seed = 3, .prompt = static_cast<uint32_t>(i)};
+  std::vector<rollout::PromptRequest> requests;
+  for (std::vector<int32_t>& ids :
+       random_prompts(arguments.num_prompts, arguments.prompt_tokens, config.vocab_size)) {
+    requests.push_back({.ids = std::move(ids),
+                        .num_samples = arguments.num_samples,
+                        .key = {.seed = 3, .prompt = static_cast<uint32_t>(requests.size())}});
   }
   rollout::SamplingOptions sampling;
   sampling.max_new_tokens = arguments.new_tokens;
@@ -174,9 +177,11 @@ int run_bench_rollout(const BenchArguments& arguments) {
     }
   });
   const double end = now_seconds();
+  const rollout::EngineStats measured = engine.stats();
+  memory.read();
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
-  const int64_t steps = engine.stats().num_steps - warm.num_steps;
+  const int64_t steps = measured.num_steps - warm.num_steps;
   print_line(fmt::format(
       "{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
       backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow, arguments.scales,
@@ -185,19 +190,62 @@ int run_bench_rollout(const BenchArguments& arguments) {
   print_line(
       fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
                   "tok/s; {} steps, "
-                  "{:.2f} ms each; {} preemptions; peak {}",
+                  "{:.2f} ms each; {} preemptions",
                   start_seconds, end - begin, tokens / (end - begin),
                   (tokens - static_cast<double>(decode_first)) / (end - decode_begin), steps,
                   1e3 * (end - begin) / static_cast<double>(steps),
-                  engine.stats().num_preemptions - warm.num_preemptions,
-                  format_bytes(backend->allocator().peak_bytes())));
-  if (arguments.what != "exactness") return 0;
+                  measured.num_preemptions - warm.num_preemptions));
+
+  bool good = true;
+  if (arguments.repeat > 1) {
+    const Memory first = memory;
+    bool equal = true, grown = false;
+    for (int64_t call = 1; call < arguments.repeat; ++call) {
+      equal = same_bits(engine.run(requests, sampling), completions) && equal;
+      const Memory before = memory;
+      memory.read();
+      if (memory.allocated == before.allocated && memory.device == before.device) continue;
+      grown = true;
+      print_line(fmt::format("  rollout {}: allocated {}, device {}", call + 1, memory.allocated,
+                             memory.device));
+    }
+    print_line(fmt::format(
+        "  {} rollouts: allocated {} after the first, growth {}; device {}, growth {}; outputs {}: "
+        "{}",
+        arguments.repeat, first.allocated, memory.allocated - first.allocated, first.device,
+        memory.device - first.device, equal ? "all equal" : "DIFFER",
+        equal && !grown ? "good" : "BAD"));
+    good = good && equal && !grown;
+  }
+  if (arguments.remap) {
+    const Memory before = memory;
+    policy.unmap_pages();
+    memory.read();
+    const Memory without = memory;
+    policy.map_pages();
+    const bool equal = same_bits(engine.run(requests, sampling), completions);
+    memory.read();
+    print_line(fmt::format(
+        "  pool unmapped: allocated {} to {}, device {} to {}; mapped again: {} and {}; next "
+        "output {}",
+        format_bytes(before.allocated), format_bytes(without.allocated),
+        format_bytes(before.device), format_bytes(without.device), format_bytes(memory.allocated),
+        format_bytes(memory.device), equal ? "equal" : "DIFFERS"));
+    good = good && equal && memory.allocated == before.allocated;
+  }
+  print(fmt::format("  memory plan:\n{}", loop::format_plan(plan)));
+  const int64_t planned = loop::plan_total(plan), peak = backend->allocator().peak_bytes();
+  print_line(fmt::format("  peak: allocator {} ({:+.2f} % of the plan), device {} ({:+.2f} %)",
+                         format_bytes(peak), percent_off(peak, planned),
+                         format_bytes(memory.device_peak),
+                         percent_off(memory.device_peak, planned)));
+  if (arguments.what != "exactness") return good ? 0 : 1;
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);
   print_line(fmt::format("  {} of {:.0f} log-probabilities differ between rollout and scoring{}",
                          differing, tokens,
                          differing > 0 ? fmt::format(", by up to {:.3g}", largest) : ""));
-  return differing == 0 ? 0 : 1;
+  return differing == 0 && good ? 0 : 1;
 }
 
 }  // namespace octet::app

@@ -252,6 +252,10 @@ LibraryProducts::LibraryProducts() : library_(std::make_unique<Library>()) {
 
 LibraryProducts::~LibraryProducts() = default;
 
+int64_t LibraryProducts::workspace_bytes() const {
+  return library_ == nullptr ? 0 : kWorkspaceBytes;
+}
+
 LibraryProducts::Plan LibraryProducts::search(Context& context, const Product& product,
                                               const float* x_scales) {
   Plan plan;

@@ -22,6 +22,9 @@ class LibraryProducts {
   // "cuBLASLt 13.1.0 from …", or why there is none.
   const std::string& description() const { return description_; }
 
+  // Of kScratchLibrary; 0 without the library.
+  int64_t workspace_bytes() const;
+
   // y of one weight; false where the library does not serve this product (nothing is queued then).
   bool run(Context& context, const Product& product);
   // Whether the weights of a group are faster one by one than in one launch of the own kernel.
