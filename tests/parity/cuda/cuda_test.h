@@ -32,6 +32,7 @@ class CudaTest : public ::testing::Test {
   }
 
   ops::Backend& gpu() { return *gpu_; }
+  ops::Backend& gpu_device() { return gpu_->device(); }  // on its own memory
   ops::Backend& cpu() { return *cpu_; }
 
   // |actual − expected| ≤ absolute + relative × |expected|, NaN and infinities alike.
