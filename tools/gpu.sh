@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds, tests and measures the CUDA backend on a machine with a Hopper GPU.
-#   tools/gpu.sh [build] [test] [sanitize] [exactness] [bench]      (no argument: all of them)
-# OCTET_BUILD names the build folder (default build-cuda); results are appended to $OCTET_RESULTS
-# (default gpu-results.txt).
+#   tools/gpu.sh [build] [test] [sanitize] [exactness] [bench] [memory] [smollm2]
+# No argument: all of them. OCTET_BUILD names the build folder (default build-cuda); results are
+# appended to $OCTET_RESULTS (default gpu-results.txt). `memory` writes 16 GB into $OCTET_SCRATCH
+# (default /dev/shm) and removes them again; `smollm2` needs PyPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${OCTET_BUILD:-build-cuda}
@@ -63,7 +64,25 @@ bench() {
   run bench rollout --prompts 512 --load-in-fp8 channel
 }
 
-[ $# -gt 0 ] || set -- build test sanitize exactness bench
+# 200 rollouts, the pool unmapped and mapped again, the plan against the peak, and a start from files.
+memory() {
+  local folder=${OCTET_SCRATCH:-/dev/shm}/octet-qwen3-8b
+  run bench rollout --layers 4 --prompts 16 --prompt-tokens 200 --new-tokens 16 --repeat 200 --remap
+  run bench rollout --prompts 64 --prompt-tokens 1000 --new-tokens 64 --load-in-fp8 channel --remap
+  run bench load --folder "$folder"
+  run bench load --folder "$folder"
+  rm -r "$folder"
+}
+
+smollm2() {
+  local folder
+  folder=$(mktemp -d)
+  "$octet" import "$(tools/fetch_smollm2.sh)" "$folder/model"
+  tools/compare_devices.py "$octet" "$folder/model" 2>&1 | tee -a "$results"
+  rm -r "$folder"
+}
+
+[ $# -gt 0 ] || set -- build test sanitize exactness bench memory smollm2
 for section in "$@"; do
   case "$section" in
     build) build_all ;;
@@ -71,6 +90,8 @@ for section in "$@"; do
     sanitize) sanitize ;;
     exactness) exactness ;;
     bench) bench ;;
+    memory) memory ;;
+    smollm2) smollm2 ;;
     *)
       echo "gpu.sh: unknown section \"$section\"" >&2
       exit 2
