@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 
@@ -104,18 +105,15 @@ std::vector<loop::PlanEntry> plan_bench(ops::Backend& backend, const io::ModelCo
   return plan;
 }
 
-// Both kinds of bytes that are in use, and their highest readings.
 struct Memory {
-  ops::Backend& backend;
-  int64_t allocated = 0, device = 0, device_peak = 0;
-
-  void read() {
-    backend.synchronize();
-    allocated = backend.allocator().bytes_in_use();
-    device = backend.device_bytes_in_use();
-    device_peak = std::max(device_peak, device);
-  }
+  int64_t allocated = 0, device = 0;  // bytes in use
+  bool operator==(const Memory&) const = default;
 };
+
+Memory memory_of(ops::Backend& backend) {
+  backend.synchronize();
+  return {backend.allocator().bytes_in_use(), backend.device_bytes_in_use()};
+}
 
 bool same_bits(const std::vector<rollout::Completion>& a,
                const std::vector<rollout::Completion>& b) {
@@ -124,6 +122,48 @@ bool same_bits(const std::vector<rollout::Completion>& a,
              return std::bit_cast<uint32_t>(p) == std::bit_cast<uint32_t>(q);
            });
   });
+}
+
+// Calls that must leave the memory as the first one did; `again` says whether its output was the
+// same.
+bool repeat_calls(ops::Backend& backend, int64_t count, const std::function<bool()>& again) {
+  const Memory first = memory_of(backend);
+  Memory last = first;
+  bool equal = true, grown = false;
+  for (int64_t call = 2; call <= count; ++call) {
+    equal = again() && equal;
+    const Memory memory = memory_of(backend);
+    if (memory != last) {
+      print_line(fmt::format("  rollout {}: allocated {}, device {}", call, memory.allocated,
+                             memory.device));
+    }
+    grown = grown || memory != last;
+    last = memory;
+  }
+  print_line(
+      fmt::format("  {} rollouts: allocated {} after the first, growth {}; device {}, growth {}; "
+                  "outputs {}: {}",
+                  count, first.allocated, last.allocated - first.allocated, first.device,
+                  last.device - first.device, equal ? "all equal" : "DIFFER",
+                  equal && !grown ? "good" : "BAD"));
+  return equal && !grown;
+}
+
+bool remap_pool(ops::Backend& backend, loop::Policy& policy, const std::function<bool()>& again) {
+  const Memory with = memory_of(backend);
+  policy.unmap_pages();
+  const Memory without = memory_of(backend);
+  policy.map_pages();
+  const bool equal = again();
+  const Memory after = memory_of(backend);
+  const bool good = equal && after == with;
+  print_line(fmt::format(
+      "  pool unmapped: allocated {} to {}, device {} to {}; mapped again: {} and {}; next output "
+      "{}: {}",
+      format_bytes(with.allocated), format_bytes(without.allocated), format_bytes(with.device),
+      format_bytes(without.device), format_bytes(after.allocated), format_bytes(after.device),
+      equal ? "equal" : "DIFFERS", good ? "good" : "BAD"));
+  return good;
 }
 
 double percent_off(int64_t measured, int64_t planned) {
@@ -139,12 +179,10 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
   const std::vector<loop::PlanEntry> plan = plan_bench(*backend, config, options);
   loop::check_plan(plan, memory_limit(arguments.device));
-  Memory memory{*backend};
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   fill_random_weights(*backend, policy.model());
   const double start_seconds = now_seconds() - before_start;
-  memory.read();
 
   std::vector<rollout::PromptRequest> requests;
   for (std::vector<int32_t>& ids :
@@ -178,7 +216,6 @@ int run_bench_rollout(const BenchArguments& arguments) {
   });
   const double end = now_seconds();
   const rollout::EngineStats measured = engine.stats();
-  memory.read();
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
   const int64_t steps = measured.num_steps - warm.num_steps;
@@ -197,48 +234,15 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   measured.num_preemptions - warm.num_preemptions));
 
   bool good = true;
-  if (arguments.repeat > 1) {
-    const Memory first = memory;
-    bool equal = true, grown = false;
-    for (int64_t call = 1; call < arguments.repeat; ++call) {
-      equal = same_bits(engine.run(requests, sampling), completions) && equal;
-      const Memory before = memory;
-      memory.read();
-      if (memory.allocated == before.allocated && memory.device == before.device) continue;
-      grown = true;
-      print_line(fmt::format("  rollout {}: allocated {}, device {}", call + 1, memory.allocated,
-                             memory.device));
-    }
-    print_line(fmt::format(
-        "  {} rollouts: allocated {} after the first, growth {}; device {}, growth {}; outputs {}: "
-        "{}",
-        arguments.repeat, first.allocated, memory.allocated - first.allocated, first.device,
-        memory.device - first.device, equal ? "all equal" : "DIFFER",
-        equal && !grown ? "good" : "BAD"));
-    good = good && equal && !grown;
-  }
-  if (arguments.remap) {
-    const Memory before = memory;
-    policy.unmap_pages();
-    memory.read();
-    const Memory without = memory;
-    policy.map_pages();
-    const bool equal = same_bits(engine.run(requests, sampling), completions);
-    memory.read();
-    print_line(fmt::format(
-        "  pool unmapped: allocated {} to {}, device {} to {}; mapped again: {} and {}; next "
-        "output {}",
-        format_bytes(before.allocated), format_bytes(without.allocated),
-        format_bytes(before.device), format_bytes(without.device), format_bytes(memory.allocated),
-        format_bytes(memory.device), equal ? "equal" : "DIFFERS"));
-    good = good && equal && memory.allocated == before.allocated;
-  }
+  const auto again = [&] { return same_bits(engine.run(requests, sampling), completions); };
+  if (arguments.repeat > 1) good = repeat_calls(*backend, arguments.repeat, again);
+  if (arguments.remap) good = remap_pool(*backend, policy, again) && good;
   print(fmt::format("  memory plan:\n{}", loop::format_plan(plan)));
-  const int64_t planned = loop::plan_total(plan), peak = backend->allocator().peak_bytes();
+  const int64_t planned = loop::plan_total(plan), peak = backend->allocator().peak_bytes(),
+                device_peak = backend->device_peak_bytes();
   print_line(fmt::format("  peak: allocator {} ({:+.2f} % of the plan), device {} ({:+.2f} %)",
-                         format_bytes(peak), percent_off(peak, planned),
-                         format_bytes(memory.device_peak),
-                         percent_off(memory.device_peak, planned)));
+                         format_bytes(peak), percent_off(peak, planned), format_bytes(device_peak),
+                         percent_off(device_peak, planned)));
   if (arguments.what != "exactness") return good ? 0 : 1;
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);

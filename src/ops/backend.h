@@ -40,6 +40,7 @@ class Backend {
   // What the device itself says is in use since the backend was made: the allocator's bytes and
   // what code and recordings take. Without a device to ask, the allocator's.
   virtual int64_t device_bytes_in_use() { return allocator().bytes_in_use(); }
+  virtual int64_t device_peak_bytes() { return allocator().peak_bytes(); }
 
   // Memory. Views are contiguous; host arrays hold at least the view's bytes.
   virtual void upload(const void* host, const tensor::TensorView& to) = 0;

@@ -12,7 +12,7 @@ struct WorkspaceShape {
   int64_t max_context = 0;    // positions of one sequence
   int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
   int64_t widest_input = 0;   // columns of a linear's weight
-  int64_t widest_output = 0;  // rows of one linear's weight
+  int64_t widest_output = 0;  // rows of a group of weights
   int64_t hidden = 0;         // columns of the output head
   int64_t head_rows = 0;      // tokens whose logits exist at once
   int64_t vocab = 0;          // logits of a token

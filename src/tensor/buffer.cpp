@@ -132,13 +132,11 @@ void HostAllocator::map(void*, int64_t num_bytes, std::string_view label) {
 }
 
 void* PlanningAllocator::acquire(int64_t num_bytes, std::string_view label) {
-  int64_t taken = whole_pages(num_bytes);
-  if (page_bytes() > 1 && num_bytes < page_bytes()) {
-    const int64_t before = whole_pages(shared_bytes_);
-    shared_bytes_ += aligned(num_bytes);
-    taken = whole_pages(shared_bytes_) - before;
-  }
-  charge(taken, label);
+  const bool small = page_bytes() > 1 && num_bytes < page_bytes();
+  const int64_t taken = small ? aligned(num_bytes) : whole_pages(num_bytes);
+  const int64_t shared = whole_pages(shared_bytes_);
+  if (small) shared_bytes_ += taken;
+  charge(small ? whole_pages(shared_bytes_) - shared : taken, label);
   const auto entry = std::find_if(entries_.begin(), entries_.end(),
                                   [&](const Entry& e) { return e.label == label; });
   if (entry == entries_.end()) {
@@ -147,6 +145,14 @@ void* PlanningAllocator::acquire(int64_t num_bytes, std::string_view label) {
     entry->num_bytes += taken;
   }
   return this;
+}
+
+std::vector<PlanningAllocator::Entry> PlanningAllocator::entries() const {
+  std::vector<Entry> all = entries_;
+  if (const int64_t rest = whole_pages(shared_bytes_) - shared_bytes_; rest > 0) {
+    all.push_back({"rest of shared pages", rest});
+  }
+  return all;
 }
 
 }  // namespace octet::tensor

@@ -116,8 +116,8 @@ class PlanningAllocator final : public Allocator {
     int64_t num_bytes = 0;
   };
   explicit PlanningAllocator(int64_t page_bytes = 1) : Allocator(0, page_bytes) {}
-  // Equal labels added up; the rest of the pages that small buffers share counts where it began.
-  const std::vector<Entry>& entries() const { return entries_; }
+  // Equal labels added up, and what is left free of the pages that small buffers share.
+  std::vector<Entry> entries() const;
 
  protected:
   void* acquire(int64_t num_bytes, std::string_view label) override;

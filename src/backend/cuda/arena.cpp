@@ -66,6 +66,12 @@ CUmemAllocationProp properties(int device) {
   return prop;
 }
 
+int64_t used_bytes() {
+  size_t free_bytes = 0, total_bytes = 0;
+  check(cudaMemGetInfo(&free_bytes, &total_bytes), "device memory");
+  return static_cast<int64_t>(total_bytes - free_bytes);
+}
+
 int64_t page_size(int device) {
   const CUmemAllocationProp prop = properties(device);
   size_t bytes = 0;
@@ -122,6 +128,7 @@ void Arena::map_more(Range& range, int64_t num_bytes, std::string_view label) {
   check_driver(driver().set_access(address, size, &access, 1), label);
   range.pieces.emplace_back(handle, num_bytes);
   range.mapped += num_bytes;
+  device_peak_bytes_ = std::max(device_peak_bytes_, used_bytes());
 }
 
 void Arena::unmap_all(Range& range) noexcept {

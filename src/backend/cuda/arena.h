@@ -36,6 +36,9 @@ class Arena final : public tensor::Allocator {
   void* grow(Range& range, int64_t num_bytes, std::string_view label);
   void drop(Range& range) noexcept;
 
+  // The most that the device said was in use, by anybody, when memory had been mapped.
+  int64_t device_peak_bytes() const { return device_peak_bytes_; }
+
  protected:
   void* acquire(int64_t num_bytes, std::string_view label) override;
   void release(void* data, int64_t num_bytes, bool unmapped) noexcept override;
@@ -52,6 +55,7 @@ class Arena final : public tensor::Allocator {
   int device_;
   cudaStream_t stream_;
   int64_t device_bytes_;
+  int64_t device_peak_bytes_ = 0;
   std::unordered_map<void*, Range> large_;
   Range small_;                             // of the buffers that share pages
   int64_t small_end_ = 0;                   // nothing is in use from here on

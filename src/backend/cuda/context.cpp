@@ -1,5 +1,6 @@
 #include "backend/cuda/context.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backend/cuda/cublaslt.h"
@@ -54,6 +55,10 @@ int64_t Context::device_bytes_in_use() const {
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "device memory");
   return static_cast<int64_t>(total_bytes - free_bytes) - used_by_others_;
+}
+
+int64_t Context::device_peak_bytes() const {
+  return std::max(allocator_.device_peak_bytes() - used_by_others_, device_bytes_in_use());
 }
 
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {

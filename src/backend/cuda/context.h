@@ -50,6 +50,7 @@ class Context {
 
   // What the device says is in use, less what was when this object was made.
   int64_t device_bytes_in_use() const;
+  int64_t device_peak_bytes() const;
 
   // At least `num_bytes` of device memory, contents undefined; a slot grows where it stands, so
   // that its address never changes.

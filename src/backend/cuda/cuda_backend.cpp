@@ -26,6 +26,7 @@ class CudaBackend final : public ops::Backend {
     return cuda::workspace_bytes(context_, shape);
   }
   int64_t device_bytes_in_use() override { return context_.device_bytes_in_use(); }
+  int64_t device_peak_bytes() override { return context_.device_peak_bytes(); }
 
   void upload(const void* host, const TensorView& to) override {
     OCTET_ASSERT(to.contiguous());
