@@ -88,7 +88,6 @@ class CudaBackend final : public ops::Backend {
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
   void attention(const ops::AttentionArgs& args) override {
     cuda::attention(context_, args);
-    quantize_output(args.out, args.quantized);
   }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cuda::attention_backward(context_, args);
