@@ -237,7 +237,9 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   p.chunked = p.group <= kMaxGroup;
   const bool all_chunked = p.chunked && args.batch.max_query_tokens == 1;
   if (all_chunked && p.window == 0 && args.batch.max_shared_pages > 0) {
+    require_vector(kOp, "shared_first", args.batch.shared_first, DType::kI32, num_sequences);
     require_vector(kOp, "shared_pages", args.batch.shared_pages, DType::kI32, num_sequences);
+    p.shared_first = args.batch.shared_first.as<int32_t>();
     p.shared_pages = args.batch.shared_pages.as<int32_t>();
   }
   QuantizedRows quantized = rows_of(args.quantized);
@@ -247,7 +249,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
   if (p.chunked) {
     take_chunks(context, p, args.batch.max_context);
-    attention_chunks(context, p, args.cache);
+    if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
     attention_fold(context, p, quantized);
   }
   if (!all_chunked) {

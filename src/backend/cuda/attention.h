@@ -21,7 +21,8 @@ struct AttentionProblem {
   int64_t table_stride;
   const int32_t* query_offsets;
   const int32_t* context_lengths;
-  const int32_t* shared_pages;  // or null: nothing is read once for several sequences
+  const int32_t* shared_first;  // or null: nothing is read once for several sequences
+  const int32_t* shared_pages;
   int num_sequences, num_tokens, group, window;
   bool chunked;  // sequences of one token go by chunks and are folded
   float factor;  // softmax scale × log2 e
@@ -40,9 +41,9 @@ struct QuantizedRows {
   bool pow2;
 };
 
-// Chunks of the sequences with one new token; chunks that several of them share first, once.
-void attention_chunks(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
-// The same by the tensor memory accelerator, for chunks that no sequence shares. False: not served.
+// The chunks of the sequences with one new token. `decode` is Hopper's, which also reads shared
+// chunks once; false: not served.
+void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
 // From chunks to rows of the result, and their codes where it can (then asked for).
 bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized);
@@ -83,26 +84,20 @@ __device__ inline int64_t chunk_index(const AttentionProblem& p, int sequence, i
   return (int64_t{sequence} * p.keys.heads * p.group + query_head) * p.num_chunks + chunk;
 }
 
-// Leading chunks that a sequence has in common with the one before it.
-__device__ inline int shared_chunks(const AttentionProblem& p, int sequence) {
-  if (p.shared_pages == nullptr || sequence >= p.num_sequences) return 0;
-  return (p.shared_pages[sequence] << p.keys.page_shift) / kChunkKeys;
-}
-
 struct ChunkRange {
   int begin, end;
 };
-// The chunks that a sequence computes for itself alone, …
-__device__ inline ChunkRange own_chunks(const AttentionProblem& p, int sequence) {
+// The chunks of a sequence with one new token; of any other none.
+__device__ inline ChunkRange chunks_of(const AttentionProblem& p, int sequence) {
   if (p.query_offsets[sequence + 1] - p.query_offsets[sequence] != 1) return {0, 0};
   const int limit = p.context_lengths[sequence];
   const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
-  const int shared = max(shared_chunks(p, sequence), shared_chunks(p, sequence + 1));
-  return {max(first_key / kChunkKeys, shared), (limit + kChunkKeys - 1) / kChunkKeys};
+  return {first_key / kChunkKeys, (limit + kChunkKeys - 1) / kChunkKeys};
 }
-// … and those that it computes for the sequences behind it too.
-__device__ inline ChunkRange led_chunks(const AttentionProblem& p, int sequence) {
-  return {shared_chunks(p, sequence), shared_chunks(p, sequence + 1)};
+// Leading chunks that all sequences of its run have in common.
+__device__ inline int chunks_shared(const AttentionProblem& p, int sequence) {
+  if (p.shared_pages == nullptr) return 0;
+  return (p.shared_pages[sequence] << p.keys.page_shift) / kChunkKeys;
 }
 
 // first[i] = Σ of count(j) over j < i, for i = 0 … n, by all threads of the block.

@@ -1,5 +1,4 @@
-// Chunks of single-token sequences on any device: a warp to each chunk of a sequence, or four warps
-// to one that neighbouring sequences share.
+// Chunks of single-token sequences on any device: a warp to each chunk of a sequence.
 #include <algorithm>
 
 #include "backend/cuda/attention.h"
@@ -30,7 +29,7 @@ __global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
   using Tile = AttentionTile<kFp8, kWidth>;
   extern __shared__ __align__(128) char shared[];
   const int sequence = blockIdx.z, head = blockIdx.y, chunk = blockIdx.x, lane = threadIdx.x;
-  const ChunkRange range = own_chunks(p, sequence);
+  const ChunkRange range = chunks_of(p, sequence);
   if (chunk < range.begin || chunk >= range.end) return;
   const int token = p.query_offsets[sequence], limit = p.context_lengths[sequence];
   const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
@@ -93,92 +92,8 @@ __global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
   }
 }
 
-constexpr int kWarps = 4;
-constexpr int kBlockRows = 16 * kWarps;  // queries: sequences × heads of the group
-
-// Chunks that a sequence leads: keys and values are read once for all sequences behind it that
-// share the chunk.
 template <bool kFp8, int kWidth>
-__global__ void __launch_bounds__(32 * kWarps)
-    shared_chunks_kernel(const __grid_constant__ AttentionProblem p) {
-  using Tile = AttentionTile<kFp8, kWidth>;
-  extern __shared__ __align__(128) char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t base = shared_address(shared);
-  auto* const first = reinterpret_cast<int*>(shared + 2 * Tile::kStageBytes);
-  prefix_sums<32 * kWarps>(
-      p.num_sequences,
-      [&](int s) {
-        const ChunkRange range = led_chunks(p, s);
-        return range.end - range.begin;
-      },
-      first);
-  __syncthreads();
-  int leader = 0;
-  for (int index = blockIdx.x;; index += gridDim.x) {
-    const int flat = index / p.keys.heads, head = index - flat * p.keys.heads;
-    if (flat >= first[p.num_sequences]) return;
-    leader = find_sequence(first, p.num_sequences, flat, leader, lane);
-    const int chunk = shared_chunks(p, leader) + flat - first[leader];
-    int members = 1;
-    while (shared_chunks(p, leader + members) > chunk) ++members;
-    const int begin = chunk * kChunkKeys, limit = begin + kChunkKeys;
-    const KeySource keys = keys_of(p, leader, head);
-    const typename Tile::PageWindow window(keys, begin, limit, lane);
-    const auto load = [&](int tile, int stage) {
-      if (tile < limit) {
-        const uint32_t to = base + stage * Tile::kStageBytes;
-        Tile::template load<true, kWarps>(keys, window, tile, limit, to, warp, lane);
-        Tile::template load<false, kWarps>(keys, window, tile, limit, to, warp, lane);
-      }
-      copy_async_commit();
-    };
-    const int num_rows = members * p.group;
-    for (int first_row = 0; first_row < num_rows; first_row += kBlockRows) {
-      load(begin, 0);
-      int sequence[2], query_head[2];
-      const Bf16* rows[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first_row + warp * 16 + lane / 4 + 8 * h;
-        const bool inside = row < num_rows;
-        sequence[h] = inside ? leader + row / p.group : -1;
-        query_head[h] = head * p.group + row % p.group;
-        rows[h] = inside ? p.q + p.query_offsets[sequence[h]] * p.q_stride +
-                               int64_t{query_head[h]} * keys.width
-                         : nullptr;
-      }
-      uint32_t q[Tile::kSteps][4];
-      float factor[2];
-      Tile::load_queries(rows, keys.width, lane, q, factor);
-      factor[0] *= p.factor;
-      factor[1] *= p.factor;
-      RowState<kWidth> state;
-      state.clear();
-      const int none[2] = {0, 0}, all[2] = {kTileKeys - 1, kTileKeys - 1};
-      for (int tile = begin, stage = 0; tile < limit; tile += kTileKeys, stage ^= 1) {
-        load(tile + kTileKeys, stage ^ 1);
-        copy_async_wait<1>();
-        __syncthreads();
-        const char* at = shared + stage * Tile::kStageBytes;
-        typename Tile::Scores scores;
-        Tile::multiply_keys(at, lane, q, scores);
-        Tile::weigh(at, lane, none, all, factor, state, scores);
-        Tile::add_values(at, lane, scores, state);
-        __syncthreads();
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float sum = state.total(h);
-        if (sequence[h] < 0) continue;
-        write_chunk<Tile, kWidth>(p, sequence[h], query_head[h], chunk, lane, h, state, sum);
-      }
-    }
-  }
-}
-
-template <bool kFp8, int kWidth>
-void launch_own(Context& context, const AttentionProblem& p) {
+void launch(Context& context, const AttentionProblem& p) {
   constexpr int kSharedBytes = AttentionTile<kFp8, kWidth>::kStageBytes;
   const auto kernel = chunks_kernel<kFp8, kWidth>;
   static const cudaError_t status =
@@ -190,33 +105,12 @@ void launch_own(Context& context, const AttentionProblem& p) {
   check_launch("attention");
 }
 
-template <bool kFp8, int kWidth>
-void launch_shared(Context& context, const AttentionProblem& p) {
-  constexpr int kStages = 2 * AttentionTile<kFp8, kWidth>::kStageBytes;
-  const auto kernel = shared_chunks_kernel<kFp8, kWidth>;
-  const int bytes = kStages + (p.num_sequences + 1) * 4;
-  static int allowed = 0;
-  if (bytes > allowed) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "attention");
-    allowed = bytes;
-  }
-  kernel<<<static_cast<unsigned>(3 * context.num_multiprocessors()), 32 * kWarps,
-           static_cast<size_t>(bytes), context.stream()>>>(p);
-  check_launch("attention");
-}
-
 }  // namespace
 
-void attention_chunks(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
-  const bool decoded = attention_decode(context, p, cache);
-  const auto run = [&](auto fp8, auto width) {
-    constexpr bool kFp8 = decltype(fp8)::value;
-    constexpr int kWidth = decltype(width)::value;
-    if (!decoded) launch_own<kFp8, kWidth>(context, p);
-    if (p.shared_pages != nullptr) launch_shared<kFp8, kWidth>(context, p);
-  };
-  with_kernel_types(cache.k.dtype == tensor::DType::kE4M3, p.keys.width, run);
+void attention_chunks(Context& context, const AttentionProblem& p, bool fp8) {
+  with_kernel_types(fp8, p.keys.width, [&](auto kernel_fp8, auto kernel_width) {
+    launch<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
+  });
 }
 
 }  // namespace octet::cuda

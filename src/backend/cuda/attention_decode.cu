@@ -47,6 +47,87 @@ __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
+// A row of queries: a sequence and a query head; sequence −1: none.
+struct QueryRow {
+  int sequence, head;
+};
+
+// Rows of neighbouring sequences that share a chunk are taken eight at a time, by the sequence in
+// which the eight begin; a chunk that a sequence has for itself is an item of its own.
+__device__ inline int first_eight(const AttentionProblem& p, int member) {
+  return (member * p.group + 7) / 8;
+}
+struct ItemCounts {
+  int shared_chunks, eights, own_first, own_end;  // eights to each shared chunk; own chunks
+  __device__ ItemCounts(const AttentionProblem& p, int sequence) {
+    const ChunkRange chunks = chunks_of(p, sequence);
+    shared_chunks = chunks_shared(p, sequence);
+    const int member = shared_chunks > 0 ? sequence - p.shared_first[sequence] : 0;
+    eights = first_eight(p, member + 1) - first_eight(p, member);
+    own_first = max(chunks.begin, shared_chunks);
+    own_end = max(chunks.end, own_first);
+  }
+  __device__ int total() const { return shared_chunks * eights + own_end - own_first; }
+};
+template <int kThreads>
+__device__ void count_items(const AttentionProblem& p, int* first) {
+  prefix_sums<kThreads>(
+      p.num_sequences, [&](int s) { return ItemCounts(p, s).total(); }, first);
+}
+
+// A walk over the items: a chunk and a key/value head of up to eight query rows.
+struct Walk {
+  int index, sequence, chunk, head;
+  int begin, end, limit, first_key;  // keys
+  int leader, first_row;  // shared: row r is head r % group of sequence leader + r / group
+  bool shared;
+
+  // To item `next`, at or behind the current one; false: there is none.
+  __device__ bool to(const AttentionProblem& p, const int* first, int next, int lane) {
+    index = next;
+    const int flat = index / p.keys.heads;
+    if (flat >= first[p.num_sequences]) return false;
+    head = index - flat * p.keys.heads;
+    sequence = find_sequence(first, p.num_sequences, flat, sequence, lane);
+    const ItemCounts counts(p, sequence);
+    const int within = flat - first[sequence], num_shared = counts.shared_chunks * counts.eights;
+    shared = within < num_shared;
+    if (shared) {
+      leader = p.shared_first[sequence];
+      chunk = within / counts.eights;
+      first_row = 8 * (first_eight(p, sequence - leader) + within - chunk * counts.eights);
+      limit = (chunk + 1) * kChunkKeys;
+      first_key = 0;
+    } else {
+      leader = sequence;
+      chunk = counts.own_first + within - num_shared;
+      first_row = 0;
+      limit = p.context_lengths[sequence];
+      first_key = p.window > 0 ? max(0, limit - p.window) : 0;
+    }
+    begin = max(chunk * kChunkKeys, first_key / kTileKeys * kTileKeys);
+    end = min((chunk + 1) * kChunkKeys, limit);
+    return true;
+  }
+
+  // The lane's page of the chunk.
+  __device__ int pages(const AttentionProblem& p, int lane) const {
+    const int table = chunk * (kChunkKeys / kPageKeys) + lane;
+    const bool inside =
+        lane < kChunkKeys / kPageKeys && table < p.keys.max_pages && table * kPageKeys < limit;
+    const int page = inside ? p.keys.pages[sequence * p.table_stride + table] : -1;
+    return page < p.keys.num_pages ? page : -1;
+  }
+
+  __device__ QueryRow row(const AttentionProblem& p, int column) const {
+    const int r = first_row + column, member = r / p.group;
+    const int s = leader + member, query = head * p.group + r - member * p.group;
+    const bool valid =
+        shared ? s < p.num_sequences && p.shared_first[s] == leader : column < p.group;
+    return {valid ? s : -1, query};
+  }
+};
+
 template <bool kFp8, int kWidth>
 struct Decode {
   static constexpr int kPanels = kWidth * (kFp8 ? 1 : 2) / 128;
@@ -54,17 +135,32 @@ struct Decode {
   static constexpr int kScaleBytes = kFp8 ? kTileKeys * 4 : 0;
   static constexpr int kSteps = kWidth / 16;
   static constexpr int kMTiles = kWidth / 16;  // of 16 head elements
-  static constexpr int kPageBytes =
-      2 * (kPanels * kPageKeys * 128 + (kFp8 ? kPageKeys * 4 : 0));  // of a page's head
+  // Of a page's head: keys or values, and their scales.
+  static constexpr int kPageBytes = kPanels * kPageKeys * 128 + (kFp8 ? kPageKeys * 4 : 0);
 
   // Registers of a lane (g = lane / 4, t = lane % 4); queries 2t and 2t + 1 are its columns.
   struct State {
     float maximum[2], sum[2];  // sum: of the keys with key % 8 = key_of(g)
     float out[kMTiles][4];     // C registers: element_of(m, e / 2), query 2t + e % 2
+
+    __device__ void clear() {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) maximum[e] = -INFINITY, sum[e] = 0;
+#pragma unroll
+      for (auto& tile : out) {
+#pragma unroll
+        for (float& value : tile) value = 0;
+      }
+    }
   };
 
+  // M-tiles go in passes of four: FP8 half a 16-byte piece each, of lanes with g & 2 the other half
+  // first so that all banks serve; BF16 a panel each.
+  static constexpr int kPasses = kMTiles / 4;
   __device__ static int element_of(int m, int half, int g) {
-    return kFp8 ? 16 * key_of(g) + 2 * m + half : m / 4 * 64 + 8 * key_of(g) + 2 * (m % 4) + half;
+    const int pass = m / 4, within = 2 * (m % 4) + half;
+    return kFp8 ? 16 * key_of(g) + 8 * (pass ^ (g >> 1 & 1)) + within
+                : 64 * pass + 8 * key_of(g) + within;
   }
 
   // The row of query head g: B fragments in the order of AttentionTile::load_queries.
@@ -107,9 +203,9 @@ struct Decode {
     return power_of_two(-shift);
   }
 
-  // weights[b][h][e] = q · k of key 16 b + 8 h + key_of(g) and query 2t + e.
-  __device__ static void multiply_keys(const char* keys, int lane, const uint32_t (&q)[kSteps][2],
-                                       float (&weights)[4][2][2]) {
+  // weights[b][h][e] = q · k × key scale, of key 16 b + 8 h + key_of(g) and query 2t + e.
+  __device__ static void multiply_keys(const char* keys, const float* k_scales, int lane,
+                                       const uint32_t (&q)[kSteps][2], float (&weights)[4][2][2]) {
     const int row = key_of(lane / 4), t = lane % 4;
     const char* at = keys + row * 128 + ((t ^ row) << 4);
     const int flip = (((4 + t) ^ row) << 4) - ((t ^ row) << 4);  // to the other half of the panel
@@ -138,14 +234,15 @@ struct Decode {
         }
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[b][i / 2][i % 2] = c[i];
+      for (int i = 0; i < 4; ++i) {
+        weights[b][i / 2][i % 2] = kFp8 ? c[i] * k_scales[16 * b + 8 * (i / 2) + row] : c[i];
+      }
     }
   }
 
   // Scores, softmax weights and the fold of maximum and sums, as AttentionTile::weigh.
-  __device__ static void weigh(const float* k_scales, int lane, int first, int last,
-                               const float (&factor)[2], State& state, float (&weights)[4][2][2],
-                               Fold (&folds)[2]) {
+  __device__ static void weigh(int lane, int first, int last, const float (&factor)[2],
+                               State& state, float (&weights)[4][2][2], Fold (&folds)[2]) {
     const int row = key_of(lane / 4);
     const bool edge = first > 0 || last < kTileKeys - 1;
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
@@ -154,12 +251,9 @@ struct Decode {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int key = 16 * b + 8 * h + row;
-        [[maybe_unused]] const float scale = kFp8 ? k_scales[key] : 1.0f;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float score = weights[b][h][e];
-          if constexpr (kFp8) score *= scale;
-          score *= factor[e];
+          float score = weights[b][h][e] * factor[e];
           if (edge && (key < first || key > last)) score = -INFINITY;
           weights[b][h][e] = score;
           largest[e] = fmaxf(largest[e], score);
@@ -218,29 +312,39 @@ struct Decode {
         down[e] = power_of_two(power);
       }
     }
-    float acc[kMTiles][4] = {};
+    uint32_t p[4][2];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float x = weights[b][h][0] * up[0], y = weights[b][h][1] * up[1];
+        p[b][h] = transpose_8x8(kFp8 ? pack_half(x, y) : pack_bf16(x, y));
+      }
+    }
     // Keys t and t + 4 of eight are neighbours in the order of the fragments.
     const char* at = values + t * 128 + ((key_of(g) ^ t) << 4);
     const int flip = 512 + ((key_of(g) ^ (t + 4)) << 4) - ((key_of(g) ^ t) << 4);
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      uint32_t p[2];
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const char* from = at + (kFp8 ? (pass ^ (g >> 1 & 1)) * 8 : pass * kPanelBytes);
+      float acc[4][4] = {};
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float x = weights[b][h][0] * up[0], y = weights[b][h][1] * up[1];
-        p[h] = transpose_8x8(kFp8 ? pack_half(x, y) : pack_bf16(x, y));
-      }
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        uint32_t w[4][4];  // rows t, t + 4, t + 8, t + 12; 16 bytes
+      for (int b = 0; b < 4; ++b) {
+        constexpr int kWords = kFp8 ? 2 : 4;
+        uint32_t w[4][kWords];  // of rows t, t + 4, t + 8, t + 12
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint4 words = *reinterpret_cast<const uint4*>(
-              at + panel * kPanelBytes + b * 2048 + i / 2 * 1024 + (i % 2 != 0 ? flip : 0));
-          w[i][0] = words.x, w[i][1] = words.y, w[i][2] = words.z, w[i][3] = words.w;
+          const char* row = from + b * 2048 + i / 2 * 1024 + (i % 2 != 0 ? flip : 0);
+          if constexpr (kFp8) {
+            const uint2 words = *reinterpret_cast<const uint2*>(row);
+            w[i][0] = words.x, w[i][1] = words.y;
+          } else {
+            const uint4 words = *reinterpret_cast<const uint4*>(row);
+            w[i][0] = words.x, w[i][1] = words.y, w[i][2] = words.z, w[i][3] = words.w;
+          }
         }
 #pragma unroll
-        for (int word = 0; word < 4; ++word) {
+        for (int word = 0; word < kWords; ++word) {
           if constexpr (kFp8) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -249,38 +353,39 @@ struct Decode {
               const uint32_t high = __byte_perm(w[2][word], w[3][word], order);
               const uint32_t a[4] = {half2_of_e4m3(low), half2_of_e4m3(low >> 16),
                                      half2_of_e4m3(high), half2_of_e4m3(high >> 16)};
-              mma_16x8x16<true>(acc[2 * word + half], a, p[0], p[1]);
+              mma_16x8x16<true>(acc[2 * word + half], a, p[b][0], p[b][1]);
             }
           } else {
             const uint32_t a[4] = {__byte_perm(w[0][word], w[1][word], 0x5410),
                                    __byte_perm(w[0][word], w[1][word], 0x7632),
                                    __byte_perm(w[2][word], w[3][word], 0x5410),
                                    __byte_perm(w[2][word], w[3][word], 0x7632)};
-            mma_16x8x16<false>(acc[4 * panel + word], a, p[0], p[1]);
+            mma_16x8x16<false>(acc[word], a, p[b][0], p[b][1]);
           }
         }
       }
-    }
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+      for (int m = 0; m < 4; ++m) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& out = state.out[m][i];
-        const float value = kFp8 ? acc[m][i] * down[i % 2] : acc[m][i];
-        out = fold(folds[i % 2], out, value);
+        for (int i = 0; i < 4; ++i) {
+          float& out = state.out[4 * pass + m][i];
+          const float value = kFp8 ? acc[m][i] * down[i % 2] : acc[m][i];
+          out = fold(folds[i % 2], out, value);
+        }
       }
     }
   }
 
-  __device__ static void write(const AttentionProblem& p, int sequence, int head, int chunk,
-                               int lane, const State& state) {
+  // (maximum, sum) and values of the chunk for the rows that the lane's columns are.
+  __device__ static void write(const AttentionProblem& p, const Walk& walk, int lane,
+                               const State& state) {
     const int g = lane / 4;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float sum = column_sum(state.sum[e]);
-      const int query = 2 * (lane % 4) + e;
-      if (query >= p.group) continue;
-      const int64_t index = chunk_index(p, sequence, head * p.group + query, chunk);
+      const QueryRow row = walk.row(p, 2 * (lane % 4) + e);
+      if (row.sequence < 0) continue;
+      const int64_t index = chunk_index(p, row.sequence, row.head, walk.chunk);
       if (g == 0) p.chunk_stats[index] = make_float2(state.maximum[e], sum);
       float* to = p.chunk_values + index * kWidth;
 #pragma unroll
@@ -292,163 +397,254 @@ struct Decode {
   }
 };
 
-// A warp's walk over its items: chunk c of a sequence and key/value head.
-struct Walk {
-  int index, sequence, chunk, head;
-  int begin, end, limit, first_key;  // keys
-
-  __device__ bool to(const AttentionProblem& p, const int* first, int next, int lane) {
-    index = next;
-    const int flat = index / p.keys.heads;
-    if (flat >= first[p.num_sequences]) return false;
-    head = index - flat * p.keys.heads;
-    sequence = find_sequence(first, p.num_sequences, flat, sequence, lane);
-    chunk = own_chunks(p, sequence).begin + flat - first[sequence];
-    limit = p.context_lengths[sequence];
-    first_key = p.window > 0 ? max(0, limit - p.window) : 0;
-    begin = max(chunk * kChunkKeys, first_key / kTileKeys * kTileKeys);
-    end = min((chunk + 1) * kChunkKeys, limit);
-    return true;
-  }
+// Where a warp's copies go: a slot for keys or values, its scales, its barrier.
+struct Slot {
+  uint32_t tile, scales, barrier;
 };
 
-template <bool kFp8, int kWidth, int kWarps, int kStages>
+// The warp's lanes ask for the keys or the values of a tile, [tile, end) of the walk's chunk;
+// `pages` holds the chunk's page numbers, a lane each.
+template <class D, bool kFp8>
+__device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, const float* scales,
+                          const Walk& walk, int pages, int tile, const Slot& slot, int lane) {
+  const int i = lane % kTilePages;
+  const int in_chunk = (tile - walk.chunk * kChunkKeys) / kPageKeys + i;
+  const int page = __shfl_sync(0xFFFFFFFFu, pages, in_chunk & 31);
+  const bool valid = page >= 0 && tile + i * kPageKeys < walk.end;
+  const unsigned count = __popc(__ballot_sync(0xFFFFFFFFu, valid) & 0xFu);
+  if (lane == 0) barrier_expect(slot.barrier, count * D::kPageBytes);
+  __syncwarp();
+  const int row = (page * p.keys.heads + walk.head) * kPageKeys;
+  if (valid && lane < kTilePages) {
+#pragma unroll
+    for (int panel = 0; panel < D::kPanels; ++panel) {
+      bulk_copy_box(slot.tile + panel * kPanelBytes + i * kPageKeys * 128, map, panel * 128, row,
+                    slot.barrier);
+    }
+  } else if (kFp8 && valid && lane < 2 * kTilePages) {
+    bulk_copy(slot.scales + i * kPageKeys * 4, scales + row, kPageKeys * 4, slot.barrier);
+  }
+}
+
+// Values that nobody wrote must not meet a weight of zero.
+template <class D, bool kFp8>
+__device__ void clear_values(char* values, float* scales, int first, int lane) {
+  for (int r = first + lane / 8; r < kTileKeys; r += 4) {
+#pragma unroll
+    for (int panel = 0; panel < D::kPanels; ++panel) {
+      *reinterpret_cast<uint4*>(values + panel * kPanelBytes + r * 128 + lane % 8 * 16) =
+          make_uint4(0, 0, 0, 0);
+    }
+    if (kFp8 && lane % 8 == 0) scales[r] = 0;
+  }
+  fence_async_proxy();
+  __syncwarp();
+}
+
+// The queries of an item and the factors of the lane's two columns.
+template <class D>
+__device__ void load_queries(const AttentionProblem& p, const Walk& walk, int lane,
+                             uint32_t (&q)[D::kSteps][2], float (&factor)[2]) {
+  const QueryRow row = walk.row(p, lane / 4);
+  const Bf16* from = row.sequence < 0 ? nullptr
+                                      : p.q + p.query_offsets[row.sequence] * p.q_stride +
+                                            int64_t{row.head} * p.keys.width;
+  const float own_factor = D::load_query(from, lane, q) * p.factor;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    factor[e] = __shfl_sync(0xFFFFFFFFu, own_factor, 4 * (2 * (lane % 4) + e));
+  }
+}
+
+// Every warp walks chunks of its own, tile by tile; the next keys arrive beside the values' part,
+// the next values beside the keys'.
+template <bool kFp8, int kWidth, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1)
-    decode_kernel(const __grid_constant__ AttentionProblem p,
+    chunks_kernel(const __grid_constant__ AttentionProblem p,
                   const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map) {
   using D = Decode<kFp8, kWidth>;
   extern __shared__ char shared[];
-  __shared__ alignas(8) uint64_t barriers[kWarps * kStages];
+  __shared__ alignas(8) uint64_t barriers[2 * kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t unaligned = shared_address(shared), tiles = (unaligned + 1023u) & ~1023u;
-  char* const tiles_at = shared + (tiles - unaligned);
-  // Tiles of all warps' stages, then their scales, then the sequences' first chunks.
-  constexpr int kAllTiles = kWarps * kStages * 2 * D::kTileBytes;
-  constexpr int kAllScales = kWarps * kStages * 2 * D::kScaleBytes;
-  int* const first = reinterpret_cast<int*>(tiles_at + kAllTiles + kAllScales);
-  prefix_sums<32 * kWarps>(
-      p.num_sequences,
-      [&](int s) {
-        const ChunkRange range = own_chunks(p, s);
-        return range.end - range.begin;
-      },
-      first);
-  const uint32_t barrier = shared_address(barriers + warp * kStages);
-  if (lane < kStages) barrier_init(barrier + 8 * lane, 1);
-  barrier_fence_init();
+  const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
+  char* const at = shared + (base - unaligned);
+  // Keys and values of all warps, then their scales, then the sequences' first items.
+  constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
+  int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
+  count_items<32 * kWarps>(p, first);
+  const auto slot_of = [&](int values) {
+    const uint32_t index = 2 * warp + values;
+    return Slot{base + index * D::kTileBytes, base + kTiles + index * D::kScaleBytes,
+                shared_address(barriers + index)};
+  };
+  const Slot k_slot = slot_of(0), v_slot = slot_of(1);
+  if (lane == 0) {
+    barrier_init(k_slot.barrier, 1);
+    barrier_init(v_slot.barrier, 1);
+    barrier_fence_init();
+  }
   __syncthreads();
 
   const int stride = static_cast<int>(gridDim.x) * kWarps;
   const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  const auto tile_of = [&](int stage) { return (warp * kStages + stage) * 2 * D::kTileBytes; };
-  const auto scales_of = [&](int stage) {
-    return kAllTiles + (warp * kStages + stage) * 2 * D::kScaleBytes;
-  };
-
-  // The loads run ahead of the arithmetic; page numbers of the item after the next are on their
-  // way.
   Walk load{};
   bool loading = load.to(p, first, worker, lane);
-  const auto pages_of = [&](const Walk& w) {
-    const int table = w.chunk * (kChunkKeys / kPageKeys) + lane;
-    const bool inside =
-        lane < kChunkKeys / kPageKeys && table < p.keys.max_pages && table * kPageKeys < w.limit;
-    const int page = inside ? p.keys.pages[w.sequence * p.table_stride + table] : -1;
-    return page < p.keys.num_pages ? page : -1;
-  };
-  int pages = loading ? pages_of(load) : -1, next_pages = -1;
-  int load_tile = load.begin;
-  Walk next = load;
-  bool has_next = loading && next.to(p, first, worker + stride, lane);
-  if (has_next) next_pages = pages_of(next);
-  const auto issue = [&](int stage) {
-    if (!loading) return;
-    const int kind = lane / kTilePages, i = lane % kTilePages;  // keys, values, their scales
-    const int in_chunk = (load_tile - load.chunk * kChunkKeys) / kPageKeys + i;
-    const int page = __shfl_sync(0xFFFFFFFFu, pages, in_chunk & 31);
-    const bool valid = page >= 0 && load_tile + i * kPageKeys < load.end;
-    const unsigned count = __popc(__ballot_sync(0xFFFFFFFFu, valid) & 0xFu);
-    const uint32_t done = barrier + 8 * stage;
-    if (lane == 0) barrier_expect(done, count * D::kPageBytes);
-    __syncwarp();
-    if (valid && kind < 2) {
-      const int row = (page * p.keys.heads + load.head) * kPageKeys;
-      const uint32_t to = tiles + tile_of(stage) + kind * D::kTileBytes + i * kPageKeys * 128;
-#pragma unroll
-      for (int panel = 0; panel < D::kPanels; ++panel) {
-        bulk_copy_box(to + panel * kPanelBytes, kind == 0 ? &k_map : &v_map, panel * 128, row,
-                      done);
-      }
-    } else if (kFp8 && valid && kind < 4) {
-      const float* scales = (kind == 2 ? p.keys.k_scales : p.keys.v_scales) +
-                            page * p.keys.scale_page_stride + load.head * kPageKeys;
-      bulk_copy(tiles + scales_of(stage) + (kind - 2) * D::kScaleBytes + i * kPageKeys * 4, scales,
-                kPageKeys * 4, done);
+  int pages = loading ? load.pages(p, lane) : -1, tile_ahead = load.begin;
+  const auto load_keys = [&] {
+    if (loading) {
+      load_tile<D, kFp8>(p, &k_map, p.keys.k_scales, load, pages, tile_ahead, k_slot, lane);
     }
-    load_tile += kTileKeys;
-    if (load_tile < load.end) return;
-    loading = has_next;
-    load = next;
-    pages = next_pages;
-    load_tile = load.begin;
-    has_next = loading && next.to(p, first, load.index + stride, lane);
-    if (has_next) next_pages = pages_of(next);
   };
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) issue(stage);
+  const auto load_values = [&] {  // and on to the next tile
+    if (!loading) return;
+    load_tile<D, kFp8>(p, &v_map, p.keys.v_scales, load, pages, tile_ahead, v_slot, lane);
+    tile_ahead += kTileKeys;
+    if (tile_ahead < load.end) return;
+    loading = load.to(p, first, load.index + stride, lane);
+    tile_ahead = load.begin;
+    if (loading) pages = load.pages(p, lane);
+  };
+  load_keys();
+  load_values();
 
-  int stage = 0;
+  char* const keys = at + (k_slot.tile - base);
+  char* const values = at + (v_slot.tile - base);
+  auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
+  auto* const v_scales = reinterpret_cast<float*>(at + (v_slot.scales - base));
   uint32_t parity = 0;
   Walk walk{};
   for (int index = worker; walk.to(p, first, index, lane); index += stride) {
-    const int token = p.query_offsets[walk.sequence], g = lane / 4;
-    const Bf16* row = g < p.group
-                          ? p.q + token * p.q_stride + (int64_t{walk.head} * p.group + g) * kWidth
-                          : nullptr;
     uint32_t q[D::kSteps][2];
-    const float own_factor = D::load_query(row, lane, q) * p.factor;
     float factor[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      factor[e] = __shfl_sync(0xFFFFFFFFu, own_factor, 4 * (2 * (lane % 4) + e));
-    }
+    load_queries<D>(p, walk, lane, q, factor);
     typename D::State state;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) state.maximum[e] = -INFINITY, state.sum[e] = 0;
-#pragma unroll
-    for (auto& tile : state.out) {
-#pragma unroll
-      for (float& value : tile) value = 0;
-    }
+    state.clear();
     for (int tile = walk.begin; tile < walk.end; tile += kTileKeys) {
-      char* const keys = tiles_at + tile_of(stage);
-      char* const values = keys + D::kTileBytes;
-      auto* const scales = reinterpret_cast<float*>(tiles_at + scales_of(stage));
       const int last = walk.limit - 1 - tile;
-      barrier_wait(barrier + 8 * stage, parity);
-      if (last < kTileKeys - 1) {  // values that nobody wrote must not meet a weight of zero
-        for (int r = last + 1 + lane / 8; r < kTileKeys; r += 4) {
-#pragma unroll
-          for (int panel = 0; panel < D::kPanels; ++panel) {
-            *reinterpret_cast<uint4*>(values + panel * kPanelBytes + r * 128 + lane % 8 * 16) =
-                make_uint4(0, 0, 0, 0);
-          }
-          if (kFp8 && lane % 8 == 0) scales[kTileKeys + r] = 0;
-        }
-        fence_async_proxy();
-        __syncwarp();
-      }
       float weights[4][2][2];
       Fold folds[2];
-      D::multiply_keys(keys, lane, q, weights);
-      D::weigh(scales, lane, walk.first_key - tile, last, factor, state, weights, folds);
-      D::add_values(values, scales + kTileKeys, lane, weights, folds, state);
+      barrier_wait(k_slot.barrier, parity);
+      D::multiply_keys(keys, k_scales, lane, q, weights);
       __syncwarp();
-      issue(stage);
-      if (++stage == kStages) stage = 0, parity ^= 1u;
+      load_keys();
+      D::weigh(lane, walk.first_key - tile, last, factor, state, weights, folds);
+      barrier_wait(v_slot.barrier, parity);
+      if (last < kTileKeys - 1) clear_values<D, kFp8>(values, v_scales, last + 1, lane);
+      D::add_values(values, v_scales, lane, weights, folds, state);
+      __syncwarp();
+      load_values();
+      parity ^= 1u;
     }
-    D::write(p, walk.sequence, walk.head, walk.chunk, lane, state);
+    D::write(p, walk, lane, state);
+  }
+}
+
+// For few chunks: four warps take the tiles of one chunk and fold them in order.
+template <bool kFp8, int kWidth>
+__global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
+    split_chunks_kernel(const __grid_constant__ AttentionProblem p,
+                        const __grid_constant__ CUtensorMap k_map,
+                        const __grid_constant__ CUtensorMap v_map) {
+  using D = Decode<kFp8, kWidth>;
+  constexpr int kWarps = kChunkKeys / kTileKeys;
+  extern __shared__ char shared[];
+  __shared__ alignas(8) uint64_t barriers[2 * kWarps];
+  __shared__ float maxima[kWarps][8], sums[kWarps][8][8];  // of a tile and column; by residue
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
+  char* const at = shared + (base - unaligned);
+  constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
+  int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
+  count_items<32 * kWarps>(p, first);
+  const uint32_t index_of_slot = 2 * warp;
+  const Slot k_slot{base + index_of_slot * D::kTileBytes,
+                    base + kTiles + index_of_slot * D::kScaleBytes,
+                    shared_address(barriers + index_of_slot)};
+  const Slot v_slot{k_slot.tile + D::kTileBytes, k_slot.scales + D::kScaleBytes,
+                    k_slot.barrier + 8};
+  if (lane == 0) {
+    barrier_init(k_slot.barrier, 1);
+    barrier_init(v_slot.barrier, 1);
+    barrier_fence_init();
+  }
+  __syncthreads();
+  char* const keys = at + (k_slot.tile - base);
+  char* const values = keys + D::kTileBytes;
+  auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
+  auto* const v_scales = k_scales + D::kScaleBytes / 4;
+  // A tile's values [column][kWidth] lie where its keys were.
+  const auto tile_values = [&](int w) {
+    return reinterpret_cast<float*>(at + 2 * w * D::kTileBytes);
+  };
+  uint32_t parity = 0;
+  Walk walk{};
+  for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
+       index += static_cast<int>(gridDim.x)) {
+    const int pages = walk.pages(p, lane);
+    const int tile = walk.chunk * kChunkKeys + warp * kTileKeys;
+    const int num_tiles = (walk.end - walk.chunk * kChunkKeys + kTileKeys - 1) / kTileKeys;
+    const bool mine = tile >= walk.begin && tile < walk.end;
+    typename D::State state;
+    state.clear();
+    if (mine) {
+      load_tile<D, kFp8>(p, &k_map, p.keys.k_scales, walk, pages, tile, k_slot, lane);
+      load_tile<D, kFp8>(p, &v_map, p.keys.v_scales, walk, pages, tile, v_slot, lane);
+      uint32_t q[D::kSteps][2];
+      float factor[2], weights[4][2][2];
+      Fold folds[2];
+      load_queries<D>(p, walk, lane, q, factor);
+      const int last = walk.limit - 1 - tile;
+      barrier_wait(k_slot.barrier, parity);
+      D::multiply_keys(keys, k_scales, lane, q, weights);
+      D::weigh(lane, walk.first_key - tile, last, factor, state, weights, folds);
+      barrier_wait(v_slot.barrier, parity);
+      if (last < kTileKeys - 1) clear_values<D, kFp8>(values, v_scales, last + 1, lane);
+      D::add_values(values, v_scales, lane, weights, folds, state);
+      __syncwarp();
+      parity ^= 1u;
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int column = 2 * t + e;
+      if (g == 0) maxima[warp][column] = state.maximum[e];
+      sums[warp][column][key_of(g)] = state.sum[e];
+      float* to = tile_values(warp) + column * kWidth;
+#pragma unroll
+      for (int m = 0; m < D::kMTiles; m += 2) {
+        *reinterpret_cast<float4*>(to + D::element_of(m, 0, g)) = make_float4(
+            state.out[m][e], state.out[m][2 + e], state.out[m + 1][e], state.out[m + 1][2 + e]);
+      }
+    }
+    __syncthreads();
+    // 16 threads fold a column, kWidth / 16 elements each.
+    const int column = static_cast<int>(threadIdx.x) / 16, part = threadIdx.x % 16;
+    const QueryRow row = walk.row(p, column);
+    if (row.sequence >= 0) {
+      const int64_t to = chunk_index(p, row.sequence, row.head, walk.chunk);
+      float maximum = -INFINITY, out[kWidth / 16] = {}, sum[8] = {};
+      for (int w = 0; w < num_tiles; ++w) {
+        const Fold f = fold_of(maximum, maxima[w][column]);
+        maximum = f.maximum;
+        const float* from = tile_values(w) + column * kWidth + part * (kWidth / 16);
+#pragma unroll
+        for (int i = 0; i < kWidth / 16; ++i) out[i] = fold(f, out[i], from[i]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i] = fold(f, sum[i], sums[w][column][i]);
+      }
+      if (part == 0) {
+        p.chunk_stats[to] = make_float2(maximum, ((sum[0] + sum[1]) + (sum[2] + sum[3])) +
+                                                     ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+      }
+      float* values_to = p.chunk_values + to * kWidth + part * (kWidth / 16);
+#pragma unroll
+      for (int i = 0; i < kWidth / 16; i += 4) {
+        *reinterpret_cast<float4*>(values_to + i) =
+            make_float4(out[i], out[i + 1], out[i + 2], out[i + 3]);
+      }
+    }
+    fence_async_proxy();  // before the copies that overwrite what was written here
+    __syncthreads();
   }
 }
 
@@ -473,7 +669,7 @@ bool make_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t row
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <bool kFp8, int kWidth, int kWarps, int kStages>
+template <bool kFp8, int kWidth, int kWarps>
 bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
   using D = Decode<kFp8, kWidth>;
   CUtensorMap k_map, v_map;
@@ -483,14 +679,27 @@ bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView&
       !make_map(v_map, cache.v.data, row_bytes, rows)) {
     return false;
   }
-  constexpr int kStageBytes = kWarps * kStages * 2 * (D::kTileBytes + D::kScaleBytes) + 1024;
-  const int bytes = kStageBytes + (p.num_sequences + 1) * 4;
-  const auto kernel = decode_kernel<kFp8, kWidth, kWarps, kStages>;
-  static const cudaError_t status = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStageBytes + (kMaxSequences + 1) * 4);
-  check(status, "attention");
-  kernel<<<static_cast<unsigned>(context.num_multiprocessors()), 32 * kWarps,
-           static_cast<size_t>(bytes), context.stream()>>>(p, k_map, v_map);
+  constexpr int kWarpBytes = 2 * (D::kTileBytes + D::kScaleBytes);
+  constexpr int kMoreBytes = 1024 + (kMaxSequences + 1) * 4;
+  const auto chunks = chunks_kernel<kFp8, kWidth, kWarps>;
+  const auto split = split_chunks_kernel<kFp8, kWidth>;
+  static const cudaError_t chunks_status = cudaFuncSetAttribute(
+      chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * kWarpBytes + kMoreBytes);
+  static const cudaError_t split_status = cudaFuncSetAttribute(
+      split, cudaFuncAttributeMaxDynamicSharedMemorySize, 4 * kWarpBytes + kMoreBytes);
+  check(chunks_status, "attention");
+  check(split_status, "attention");
+  const auto multiprocessors = static_cast<unsigned>(context.num_multiprocessors());
+  const auto more = static_cast<unsigned>(1024 + (p.num_sequences + 1) * 4);
+  // So few chunks that their tiles may all go side by side.
+  const int64_t most = int64_t{p.num_sequences} * p.num_chunks * p.keys.heads;
+  if (most <= 3 * multiprocessors) {
+    split<<<static_cast<unsigned>(most), 128, 4 * kWarpBytes + more, context.stream()>>>(p, k_map,
+                                                                                         v_map);
+  } else {
+    chunks<<<multiprocessors, 32 * kWarps, kWarps * kWarpBytes + more, context.stream()>>>(p, k_map,
+                                                                                           v_map);
+  }
   check_launch("attention");
   return true;
 }
@@ -501,13 +710,14 @@ bool attention_decode(Context& context, const AttentionProblem& p, const ops::Kv
   const int width = p.keys.width;
   const bool fp8 = cache.k.dtype == tensor::DType::kE4M3;
   if (cache.page_size() != kPageKeys || p.group > 8 || p.num_sequences > kMaxSequences ||
-      !cache.k.contiguous() || !cache.v.contiguous() || p.q_stride % 8 != 0 ||
+      !cache.k.contiguous() || !cache.v.contiguous() || (fp8 && !cache.k_scale.contiguous()) ||
+      (fp8 && !cache.v_scale.contiguous()) || p.q_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }
-  if (fp8 && width == 128) return launch<true, 128, 6, 2>(context, p, cache);
-  if (!fp8 && width == 128) return launch<false, 128, 3, 2>(context, p, cache);
-  if (!fp8 && width == 64) return launch<false, 64, 6, 2>(context, p, cache);
+  if (fp8 && width == 128) return launch<true, 128, 12>(context, p, cache);
+  if (!fp8 && width == 128) return launch<false, 128, 6>(context, p, cache);
+  if (!fp8 && width == 64) return launch<false, 64, 12>(context, p, cache);
   return false;
 }
 

@@ -112,28 +112,27 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
       gpu().kv_append({new_k, new_v, Array(slots), {k, v, k_scale, v_scale}});
 
       RandomSequence random({.seed = 4}, RngUse::kShuffle);
-      std::vector<int32_t> offsets{0}, lengths, shared;
+      std::vector<int32_t> offsets{0}, lengths, shared, firsts;
       Array table(DType::kI32, Shape{kSequences, kTablePages});
       for (int64_t s = 0; s < kSequences; ++s) {
-        // Groups of 1 … 20 neighbours share 0 … 60 pages; within a group the share varies.
-        const bool leads = s == 0 || random.next_below(9) == 0;
-        const auto length = static_cast<int32_t>(leads ? 1 + random.next_below(1500)
-                                                       : 1000 + random.next_below(590));
-        const int32_t common = leads ? 0 : static_cast<int32_t>(random.next_below(61));
-        const int32_t before = s == 0 ? 0 : lengths.back() / 16;
-        shared.push_back(std::min({common, before, length / 16}));
+        // Runs of neighbours share 0 … 60 pages.
+        const bool leads = s == 0 || s + 1 == kSequences || random.next_below(9) == 0;
+        firsts.push_back(leads ? static_cast<int32_t>(s) : firsts.back());
+        shared.push_back(leads ? static_cast<int32_t>(random.next_below(61)) : shared.back());
         for (int64_t i = 0; i < kTablePages; ++i) {
           const int64_t at = s * kTablePages + i;
-          table.set(at, i < shared.back() ? table.get(at - kTablePages)
-                                          : static_cast<double>(random.next_below(kPages)));
+          table.set(at, !leads && i < shared.back()
+                            ? table.get(at - kTablePages)
+                            : static_cast<double>(random.next_below(kPages)));
         }
-        lengths.push_back(length);
+        lengths.push_back(static_cast<int32_t>(16 * shared.back() + 1 + random.next_below(600)));
         offsets.push_back(static_cast<int32_t>(s + 1));
       }
       lengths.back() = 0;
       shared.back() = 0;
       const Array q = random_array(DType::kBF16, Shape{kSequences, heads, width}, 3);
-      const Array offsets_array(offsets), lengths_array(lengths), shared_array(shared);
+      const Array offsets_array(offsets), lengths_array(lengths);
+      const Array firsts_array(firsts), shared_array(shared);
       const int64_t columns = heads * width;
       for (const tensor::Granularity granularity :
            {tensor::Granularity::kRow, tensor::Granularity::kRowBlock}) {
@@ -152,6 +151,7 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
                                   .lse = r.lse,
                                   .scale = 0.1f};
           if (share) {
+            args.batch.shared_first = firsts_array;
             args.batch.shared_pages = shared_array;
             args.batch.max_shared_pages = 60;
           }
