@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/fused.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
@@ -65,25 +66,42 @@ class CudaBackend final : public ops::Backend {
   }
   void add(const ops::AddArgs& args) override { cuda::add(context_, args); }
   void gated_activation(const ops::GatedActivationArgs& args) override {
-    cuda::gated_activation(context_, args);
+    if (fused_gated_activation(context_, args)) return;
+    if (args.quantized.empty()) {
+      cuda::gated_activation(context_, args);
+      return;
+    }
+    ops::GatedActivationArgs dense = args;
+    dense.quantized = {};
+    gated_activation(dense);
     quantize_output(args.out, args.quantized);
   }
   void gated_activation_backward(const ops::GatedActivationBackwardArgs& args) override {
     cuda::gated_activation_backward(context_, args);
   }
   void rms_norm(const ops::RmsNormArgs& args) override {
-    ops::RmsNormArgs norm = args;
-    if (!args.branch.empty()) {
-      cuda::add(context_, {args.x, args.branch, args.sum});
-      norm.x = args.sum;
+    if (fused_rms_norm(context_, args)) return;
+    ops::RmsNormArgs part = args;
+    if (!args.quantized.empty()) {
+      part.quantized = {};
+      rms_norm(part);
+      quantize_output(args.y, args.quantized);
+    } else if (!args.branch.empty()) {
+      add({args.x, args.branch, args.sum});
+      part.x = args.sum;
+      part.branch = part.sum = {};
+      rms_norm(part);
+    } else {
+      cuda::rms_norm(context_, args);
     }
-    cuda::rms_norm(context_, norm);
-    quantize_output(args.y, args.quantized);
   }
   void rms_norm_backward(const ops::RmsNormBackwardArgs& args) override {
     cuda::rms_norm_backward(context_, args);
   }
   void rope(const ops::RopeArgs& args) override { cuda::rope(context_, args); }
+  void attention_inputs(const ops::AttentionInputsArgs& args) override {
+    if (!fused_attention_inputs(context_, args)) Backend::attention_inputs(args);
+  }
   void kv_append(const ops::KvAppendArgs& args) override { cuda::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
   void attention(const ops::AttentionArgs& args) override {

@@ -193,6 +193,7 @@ void MirrorBackend::gated_activation(const ops::GatedActivationArgs& args) {
   ops::GatedActivationArgs moved = args;
   call.in(moved.gate_up);
   call.out(moved.out);
+  call.out(moved.quantized.out);
   device_->gated_activation(moved);
   call.finish();
 }
@@ -210,9 +211,10 @@ void MirrorBackend::gated_activation_backward(const ops::GatedActivationBackward
 void MirrorBackend::rms_norm(const ops::RmsNormArgs& args) {
   Call call(*device_);
   ops::RmsNormArgs moved = args;
-  call.in(moved.x);
-  call.in(moved.weight);
+  for (TensorView* view : {&moved.x, &moved.weight, &moved.branch}) call.in(*view);
+  call.out(moved.sum);
   call.out(moved.y);
+  call.out(moved.quantized.out);
   device_->rms_norm(moved);
   call.finish();
 }
@@ -237,6 +239,20 @@ void MirrorBackend::rope(const ops::RopeArgs& args) {
   call.in(moved.table);
   call.out(moved.y);
   device_->rope(moved);
+  call.finish();
+}
+
+void MirrorBackend::attention_inputs(const ops::AttentionInputsArgs& args) {
+  Call call(*device_);
+  ops::AttentionInputsArgs moved = args;
+  for (TensorView* view : {&moved.qkv, &moved.q_norm, &moved.k_norm, &moved.positions,
+                           &moved.rope_table, &moved.slots}) {
+    call.in(*view);
+  }
+  call.out(moved.q_out);
+  call.out(moved.k_out);
+  call.out(moved.cache);
+  device_->attention_inputs(moved);
   call.finish();
 }
 
