@@ -55,6 +55,9 @@ class Context {
 
   int device() const { return device_; }
   int num_multiprocessors() const { return num_multiprocessors_; }
+  // Whether kernels that every architecture has must serve, and not Hopper's own.
+  bool portable() const { return portable_; }
+  void force_portable();  // and no library, whose products are in another class
   cudaStream_t stream() const { return stream_; }
   DeviceAllocator& allocator() { return allocator_; }
   DeviceCounters* counters() const { return counters_; }
@@ -79,6 +82,7 @@ class Context {
 
   int device_;
   int num_multiprocessors_ = 0;
+  bool portable_ = false;
   cudaStream_t stream_;
   DeviceAllocator allocator_;
   std::array<tensor::Buffer, kNumScratchSlots> scratch_;
