@@ -135,4 +135,17 @@ void Context::fill_zero(void* device, int64_t num_bytes) {
 
 void Context::synchronize() { check(cudaStreamSynchronize(stream_), "CUDA stream"); }
 
+double Context::time_seconds(const std::function<void()>& body, int repeats) {
+  cudaEvent_t events[2];
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "timing");
+  check(cudaEventRecord(events[0], stream_), "timing");
+  for (int i = 0; i < repeats; ++i) body();
+  check(cudaEventRecord(events[1], stream_), "timing");
+  check(cudaEventSynchronize(events[1]), "timing");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, events[0], events[1]), "timing");
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+  return 1e-3 * milliseconds / repeats;
+}
+
 }  // namespace octet::cuda

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -75,6 +76,8 @@ class Context {
   void download(const void* device, void* host, int64_t num_bytes);  // waits
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
+  // Seconds of one of `repeats` calls of `body`, on the stream's own clock; waits.
+  double time_seconds(const std::function<void()>& body, int repeats);
 
  private:
   // Makes the owner of the stream exist before the allocator that uses it.

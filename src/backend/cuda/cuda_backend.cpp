@@ -39,6 +39,9 @@ class CudaBackend final : public ops::Backend {
     cuda::convert(context_, from, to);
   }
   void synchronize() override { context_.synchronize(); }
+  double time_seconds(const std::function<void()>& body, int repeats) override {
+    return context_.time_seconds(body, repeats);
+  }
   ops::QuantizeCounters take_quantize_counters() override {
     DeviceCounters counters{};
     context_.download(context_.counters(), &counters, sizeof(counters));
