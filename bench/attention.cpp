@@ -14,7 +14,6 @@ namespace {
 using tensor::DType;
 using tensor::TensorView;
 
-constexpr int64_t kPageSize = 16;
 constexpr double kPastCaches = 256e6;  // bytes that the calls of one round read
 
 double token_bytes(const AttentionHeads& heads, bool fp8) {
@@ -22,24 +21,13 @@ double token_bytes(const AttentionHeads& heads, bool fp8) {
   return 2.0 * static_cast<double>(heads.key_value * head);
 }
 
-// A pool whose every slot holds random keys and values.
-ops::KvCacheView make_cache(ops::Backend& backend, Operands& operands, const AttentionHeads& heads,
-                            int64_t num_pages, bool fp8) {
+// Random keys and values in every slot.
+void fill(ops::Backend& backend, Operands& operands, const AttentionHeads& heads,
+          const ops::KvCacheView& cache, int64_t num_slots) {
   constexpr int64_t kPiece = 4096;  // tokens
-  const tensor::Shape shape{num_pages, kPageSize, heads.key_value, heads.width};
-  const tensor::Shape scales{num_pages, kPageSize, heads.key_value};
-  const DType dtype = fp8 ? DType::kE4M3 : DType::kBF16;
-  ops::KvCacheView cache;
-  cache.k = operands.zeros(dtype, shape);
-  cache.v = operands.zeros(dtype, shape);
-  if (fp8) {
-    cache.k_scale = operands.zeros(DType::kF32, scales);
-    cache.v_scale = operands.zeros(DType::kF32, scales);
-  }
   const TensorView k = operands.random({kPiece, heads.key_value, heads.width});
   std::vector<int32_t> slots(kPiece);
   const TensorView slots_view = operands.integers(slots);
-  const int64_t num_slots = num_pages * kPageSize;
   for (int64_t begin = 0; begin < num_slots; begin += kPiece) {
     for (int64_t i = 0; i < kPiece; ++i) {
       const int64_t slot = begin + i;
@@ -48,14 +36,11 @@ ops::KvCacheView make_cache(ops::Backend& backend, Operands& operands, const Att
     backend.upload(slots.data(), slots_view);
     backend.kv_append({.k = k, .v = k, .slots = slots_view, .cache = cache});
   }
-  return cache;
 }
 
 // The pages of one call's sequences, [S, max_pages], off the list `pages` from `next` on.
-std::vector<int32_t> page_table(const AttentionCase& shape, const std::vector<int32_t>& pages,
-                                size_t& next) {
-  const int64_t per_sequence = (shape.context + kPageSize - 1) / kPageSize;
-  const int64_t shared = shape.shared / kPageSize;
+std::vector<int32_t> page_table(const AttentionCase& shape, int64_t per_sequence, int64_t shared,
+                                const std::vector<int32_t>& pages, size_t& next) {
   std::vector<int32_t> table;
   for (int64_t s = 0; s < shape.sequences; ++s) {
     for (int64_t i = 0; i < per_sequence; ++i) {
@@ -84,15 +69,15 @@ std::vector<AttentionCase> default_attention_cases() {
 }
 
 AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& heads,
-                               const AttentionCase& shape, bool fp8) {
+                               const AttentionCase& shape, const AttentionPages& kind) {
   const int64_t groups = (shape.sequences + shape.group - 1) / shape.group;
-  const int64_t pages_each = (shape.context + kPageSize - 1) / kPageSize;
-  const int64_t shared_pages = shape.shared / kPageSize;
+  const int64_t pages_each = (shape.context + kind.page_size - 1) / kind.page_size;
+  const int64_t shared_pages = shape.shared / kind.page_size;
   const int64_t num_pages = shape.sequences * (pages_each - shared_pages) + groups * shared_pages;
-  AttentionRow row{.shape = shape, .fp8 = fp8};
+  AttentionRow row{.shape = shape, .fp8 = kind.fp8};
   const int64_t num_tokens =
-      shape.sequences * shape.context - (shape.sequences - groups) * shared_pages * kPageSize;
-  row.bytes = token_bytes(heads, fp8) * static_cast<double>(num_tokens);
+      shape.sequences * shape.context - (shape.sequences - groups) * shared_pages * kind.page_size;
+  row.bytes = token_bytes(heads, kind.fp8) * static_cast<double>(num_tokens);
   // A query at position p sees p + 1 keys.
   const int64_t first = shape.context - shape.new_tokens;
   const double pairs = static_cast<double>(shape.sequences) *
@@ -102,7 +87,8 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
   const auto calls =
       static_cast<int64_t>(std::clamp(std::ceil(kPastCaches / row.bytes), 1.0, 256.0));
   Operands operands(backend);
-  const ops::KvCacheView cache = make_cache(backend, operands, heads, calls * num_pages, fp8);
+  const ops::KvCacheView cache = kind.make(calls * num_pages);
+  fill(backend, operands, heads, cache, calls * num_pages * kind.page_size);
   std::vector<int32_t> pages(static_cast<size_t>(calls * num_pages));
   std::iota(pages.begin(), pages.end(), 0);
   RandomSequence random({.seed = 1}, RngUse::kShuffle);
@@ -134,8 +120,8 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
   std::vector<TensorView> tables;
   size_t next = 0;
   for (int64_t call = 0; call < calls; ++call) {
-    tables.push_back(
-        operands.integers(page_table(shape, pages, next)).reshaped({shape.sequences, pages_each}));
+    tables.push_back(operands.integers(page_table(shape, pages_each, shared_pages, pages, next))
+                         .reshaped({shape.sequences, pages_each}));
   }
   std::unique_ptr<ops::Recording> recording;
   const auto round = [&] {

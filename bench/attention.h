@@ -2,7 +2,7 @@
 // matrix units.
 #pragma once
 
-#include <string>
+#include <functional>
 #include <vector>
 
 #include "ops/backend.h"
@@ -13,6 +13,13 @@ struct AttentionHeads {
   int64_t query = 32;
   int64_t key_value = 8;
   int64_t width = 128;
+};
+
+// One layer's pages as the caller has them, E4M3 or BF16.
+struct AttentionPages {
+  int64_t page_size = 16;
+  bool fp8 = false;
+  std::function<ops::KvCacheView(int64_t num_pages)> make;
 };
 
 // `sequences` of `new_tokens` each (1: decoding) at a context of `context` tokens, theirs included.
@@ -35,8 +42,9 @@ struct AttentionRow {
 
 std::vector<AttentionCase> default_attention_cases();
 
-// Calls follow each other on different pages, so that none finds its own in a cache.
+// Takes about a tenth of a second. Calls follow each other on different pages, so that none finds
+// its own in a cache.
 AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& heads,
-                               const AttentionCase& shape, bool fp8);
+                               const AttentionCase& shape, const AttentionPages& kind);
 
 }  // namespace octet::bench

@@ -1,5 +1,7 @@
 #include "app/bench_device.h"
 
+#include <optional>
+
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
@@ -7,6 +9,7 @@
 #include "app/shapes.h"
 #include "bench/attention.h"
 #include "bench/device_limits.h"
+#include "model/kv_store.h"
 
 namespace octet::app {
 namespace {
@@ -77,7 +80,15 @@ int run_bench_attention(const BenchArguments& arguments) {
   std::vector<std::string> rows;
   for (const bench::AttentionCase& shape : bench::default_attention_cases()) {
     for (const bool fp8 : {true, false}) {
-      const AttentionRow row = bench::measure_attention(*backend, heads, shape, fp8);
+      std::optional<model::KvStore> store;
+      const bench::AttentionPages pages{
+          .page_size = model::KvStore::kPageSize, .fp8 = fp8, .make = [&](int64_t num_pages) {
+            return store
+                .emplace(backend->allocator(), config,
+                         fp8 ? tensor::DType::kE4M3 : tensor::DType::kBF16, num_pages)
+                .layer(0);
+          }};
+      const AttentionRow row = bench::measure_attention(*backend, heads, shape, pages);
       rows.push_back(json(row, limits));
       if (arguments.json) continue;
       const double bandwidth = row.bytes / row.seconds, flops = row.flops / row.seconds;

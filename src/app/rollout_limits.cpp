@@ -107,7 +107,7 @@ std::string describe(const RolloutLimits& limits, const RolloutTimes& times) {
   const Shares s = shares_of(limits, times);
   return fmt::format(
       "  of the limit: call {:.1f}% ({:.2f} s), prefill {:.1f}% ({:.2f} of {:.2f} s), decoding "
-      "alone {:.1f}% ({:.2f} of {:.2f} s); copy {:.0f} GB/s, BF16 {:.0f}, FP8 {:.0f} TFLOP/s",
+      "alone {:.1f}% ({:.2f} of {:.2f} s); copy {:.0f} GB/s, BF16 {:.3g}, FP8 {:.3g} TFLOP/s",
       100 * s.limit / times.call_seconds, s.limit, 100 * s.prefill_limit / s.prefill_seconds,
       s.prefill_limit, s.prefill_seconds, 100 * s.decode_limit / times.decode_seconds,
       s.decode_limit, times.decode_seconds, 1e-9 * limits.device().copy_bandwidth,

@@ -290,8 +290,16 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
 
 template <class Kernel>
 void set_shared(Kernel kernel, int bytes) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "attention");
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaErrorInvalidValue) {
+    cudaGetLastError();
+    fail("attention",
+         "needs {} KiB of shared memory in a block for heads of this width, which this device does "
+         "not have; use --device cpu",
+         bytes / 1024);
+  }
+  check(status, "attention");
 }
 
 template <bool kFp8, int kWidth>
