@@ -147,9 +147,8 @@ void launch_tiles(Context& context, const AttentionProblem& p) {
   using Tile = AttentionTile<kFp8, kWidth>;
   constexpr int kSharedBytes = 2 * Tile::kStageBytes + kTileRows * kWidth * 4;
   const auto kernel = tiles_kernel<kFp8, kWidth>;
-  static const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  check(status, "attention");
+  static const bool ready = allow_shared(kernel, kSharedBytes);
+  (void)ready;
   const int tiles = p.num_tokens * p.group / kTileRows + p.num_sequences;
   kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(p.keys.heads)), 32 * kWarps,
            kSharedBytes, context.stream()>>>(p);

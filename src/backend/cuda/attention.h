@@ -6,6 +6,8 @@
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/device/attention_tile.cuh"
+#include "backend/cuda/status.h"
+#include "base/error.h"
 #include "ops/attention.h"
 
 namespace octet::cuda {
@@ -48,6 +50,22 @@ bool attention_decode(Context& context, const AttentionProblem& p, const ops::Kv
 // From chunks to rows of the result, and their codes where it can (then asked for).
 bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized);
 void attention_fold(Context& context, const AttentionProblem& p, const QuantizedRows& quantized);
+
+// Lets a kernel's blocks have this much shared memory; an Error where the device has less. True.
+template <class Kernel>
+bool allow_shared(Kernel kernel, int bytes) {
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaErrorInvalidValue) {
+    cudaGetLastError();
+    fail("attention",
+         "needs {} KiB of shared memory in a block for heads of this width, which this device does "
+         "not have; use --device cpu",
+         bytes / 1024);
+  }
+  check(status, "attention");
+  return true;
+}
 
 // The width that kernels are made for: 64, 128 or 256.
 inline int kernel_width(int width) { return width <= 64 ? 64 : width <= 128 ? 128 : 256; }

@@ -96,9 +96,8 @@ template <bool kFp8, int kWidth>
 void launch(Context& context, const AttentionProblem& p) {
   constexpr int kSharedBytes = AttentionTile<kFp8, kWidth>::kStageBytes;
   const auto kernel = chunks_kernel<kFp8, kWidth>;
-  static const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  check(status, "attention");
+  static const bool ready = allow_shared(kernel, kSharedBytes);
+  (void)ready;
   kernel<<<dim3(static_cast<unsigned>(p.num_chunks), static_cast<unsigned>(p.keys.heads),
                 static_cast<unsigned>(p.num_sequences)),
            32, kSharedBytes, context.stream()>>>(p);

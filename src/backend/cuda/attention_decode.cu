@@ -683,12 +683,9 @@ bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView&
   constexpr int kMoreBytes = 1024 + (kMaxSequences + 1) * 4;
   const auto chunks = chunks_kernel<kFp8, kWidth, kWarps>;
   const auto split = split_chunks_kernel<kFp8, kWidth>;
-  static const cudaError_t chunks_status = cudaFuncSetAttribute(
-      chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * kWarpBytes + kMoreBytes);
-  static const cudaError_t split_status = cudaFuncSetAttribute(
-      split, cudaFuncAttributeMaxDynamicSharedMemorySize, 4 * kWarpBytes + kMoreBytes);
-  check(chunks_status, "attention");
-  check(split_status, "attention");
+  static const bool ready = allow_shared(chunks, kWarps * kWarpBytes + kMoreBytes) &&
+                            allow_shared(split, 4 * kWarpBytes + kMoreBytes);
+  (void)ready;
   const auto multiprocessors = static_cast<unsigned>(context.num_multiprocessors());
   const auto more = static_cast<unsigned>(1024 + (p.num_sequences + 1) * 4);
   // So few chunks that their tiles may all go side by side.
@@ -709,10 +706,10 @@ bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView&
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
   const int width = p.keys.width;
   const bool fp8 = cache.k.dtype == tensor::DType::kE4M3;
-  if (cache.page_size() != kPageKeys || p.group > 8 || p.num_sequences > kMaxSequences ||
-      !cache.k.contiguous() || !cache.v.contiguous() || (fp8 && !cache.k_scale.contiguous()) ||
-      (fp8 && !cache.v_scale.contiguous()) || p.q_stride % 8 != 0 ||
-      reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
+  if (context.portable() || cache.page_size() != kPageKeys || p.group > 8 ||
+      p.num_sequences > kMaxSequences || !cache.k.contiguous() || !cache.v.contiguous() ||
+      (fp8 && !cache.k_scale.contiguous()) || (fp8 && !cache.v_scale.contiguous()) ||
+      p.q_stride % 8 != 0 || reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }
   if (fp8 && width == 128) return launch<true, 128, 12>(context, p, cache);
