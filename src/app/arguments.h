@@ -83,7 +83,7 @@ struct DoctorArguments {
 };
 
 struct BenchArguments {
-  std::string what;  // "gemm" | "rollout" | "exactness" | "load"
+  std::string what;  // "limits" | "gemm" | "attention" | "rollout" | "exactness" | "load"
   bool json = false;
   // rollout, exactness
   std::string shape = "qwen3-8b";

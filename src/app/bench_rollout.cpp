@@ -4,13 +4,14 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <functional>
 
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
+#include "app/bench_memory.h"
 #include "app/output.h"
 #include "app/random_weights.h"
+#include "app/rollout_limits.h"
 #include "app/shapes.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -92,29 +93,6 @@ int64_t count_differing(ops::Backend& backend, loop::Policy& policy,
   return differing;
 }
 
-std::vector<loop::PlanEntry> plan_bench(ops::Backend& backend, const io::ModelConfig& config,
-                                        const loop::PolicyOptions& options) {
-  std::vector<loop::PlanEntry> plan =
-      loop::plan_memory(config, config.vocab_size, options, &backend);
-  tensor::PlanningAllocator allocator;
-  loop::Policy policy(allocator, config, config.vocab_size, options);
-  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
-  const int64_t later = loop::policy_workspace_bytes(backend, policy, options);
-  const int64_t filling = random_weights_bytes(policy.model());
-  if (filling > later) plan.push_back({"filling", filling - later});
-  return plan;
-}
-
-struct Memory {
-  int64_t allocated = 0, device = 0;  // bytes in use
-  bool operator==(const Memory&) const = default;
-};
-
-Memory memory_of(ops::Backend& backend) {
-  backend.synchronize();
-  return {backend.allocator().bytes_in_use(), backend.device_bytes_in_use()};
-}
-
 bool same_bits(const std::vector<rollout::Completion>& a,
                const std::vector<rollout::Completion>& b) {
   return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
@@ -124,50 +102,24 @@ bool same_bits(const std::vector<rollout::Completion>& a,
   });
 }
 
-// Calls that must leave the memory as the first one did; `again` says whether its output was the
-// same.
-bool repeat_calls(ops::Backend& backend, int64_t count, const std::function<bool()>& again) {
-  const Memory first = memory_of(backend);
-  Memory last = first;
-  bool equal = true, grown = false;
-  for (int64_t call = 2; call <= count; ++call) {
-    equal = again() && equal;
-    const Memory memory = memory_of(backend);
-    if (memory != last) {
-      print_line(fmt::format("  rollout {}: allocated {}, device {}", call, memory.allocated,
-                             memory.device));
-    }
-    grown = grown || memory != last;
-    last = memory;
-  }
-  print_line(
-      fmt::format("  {} rollouts: allocated {} after the first, growth {}; device {}, growth {}; "
-                  "outputs {}: {}",
-                  count, first.allocated, last.allocated - first.allocated, first.device,
-                  last.device - first.device, equal ? "all equal" : "DIFFER",
-                  equal && !grown ? "good" : "BAD"));
-  return equal && !grown;
+// On a backend of its own, which goes before the model comes.
+bench::DeviceLimits limits_of(const BenchArguments& arguments) {
+  return bench::measure_device_limits(*make_backend(arguments.device));
 }
 
-bool remap_pool(ops::Backend& backend, loop::Policy& policy, const std::function<bool()>& again) {
-  const Memory with = memory_of(backend);
-  policy.unmap_pages();
-  const Memory without = memory_of(backend);
-  policy.map_pages();
-  const bool equal = again();
-  const Memory after = memory_of(backend);
-  const bool good = equal && after == with;
-  print_line(fmt::format(
-      "  pool unmapped: allocated {} to {}, device {} to {}; mapped again: {} and {}; next output "
-      "{}: {}",
-      format_bytes(with.allocated), format_bytes(without.allocated), format_bytes(with.device),
-      format_bytes(without.device), format_bytes(after.allocated), format_bytes(after.device),
-      equal ? "equal" : "DIFFERS", good ? "good" : "BAD"));
-  return good;
-}
-
-double percent_off(int64_t measured, int64_t planned) {
-  return 100.0 * (static_cast<double>(measured) / static_cast<double>(planned) - 1);
+void report_limits(const BenchArguments& arguments, const loop::PolicyOptions& options,
+                   const model::Model& model, const bench::DeviceLimits& device,
+                   const RolloutTimes& times, const std::string& backend) {
+  const RolloutLimits limits(model,
+                             {.prompts = arguments.num_prompts,
+                              .samples = arguments.num_samples,
+                              .prompt_tokens = arguments.prompt_tokens,
+                              .new_tokens = arguments.new_tokens,
+                              .batch_tokens = options.max_batch_tokens,
+                              .max_sequences = options.max_sequences,
+                              .fp8_kv = options.fp8_kv},
+                             device);
+  print_line(arguments.json ? json(limits, times, arguments, backend) : describe(limits, times));
 }
 
 }  // namespace
@@ -177,8 +129,10 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const std::unique_ptr<ops::Backend> backend = make_backend(arguments.device);
   const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
   const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
-  const std::vector<loop::PlanEntry> plan = plan_bench(*backend, config, options);
+  const std::vector<loop::PlanEntry> plan = plan_rollout(*backend, config, options);
   loop::check_plan(plan, memory_limit(arguments.device));
+  const bool rollout = arguments.what == "rollout";
+  const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   fill_random_weights(*backend, policy.model());
@@ -219,12 +173,16 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
   const int64_t steps = measured.num_steps - warm.num_steps;
-  print_line(fmt::format(
-      "{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
-      backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow, arguments.scales,
-      arguments.kv_cache_dtype, arguments.lora_rank, arguments.num_prompts, arguments.num_samples,
-      arguments.prompt_tokens, arguments.new_tokens));
-  print_line(
+  const bool json_alone = rollout && arguments.json;
+  const auto say = [&](const std::string& line) {
+    if (!json_alone) print_line(line);
+  };
+  say(fmt::format("{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
+                  backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow,
+                  arguments.scales, arguments.kv_cache_dtype, arguments.lora_rank,
+                  arguments.num_prompts, arguments.num_samples, arguments.prompt_tokens,
+                  arguments.new_tokens));
+  say(
       fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
                   "tok/s; {} steps, "
                   "{:.2f} ms each; {} preemptions",
@@ -232,24 +190,27 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   (tokens - static_cast<double>(decode_first)) / (end - decode_begin), steps,
                   1e3 * (end - begin) / static_cast<double>(steps),
                   measured.num_preemptions - warm.num_preemptions));
-
-  bool good = true;
   const auto again = [&] { return same_bits(engine.run(requests, sampling), completions); };
-  if (arguments.repeat > 1) good = repeat_calls(*backend, arguments.repeat, again);
-  if (arguments.remap) good = remap_pool(*backend, policy, again) && good;
-  print(fmt::format("  memory plan:\n{}", loop::format_plan(plan)));
-  const int64_t planned = loop::plan_total(plan), peak = backend->allocator().peak_bytes(),
-                device_peak = backend->device_peak_bytes();
-  print_line(fmt::format("  peak: allocator {} ({:+.2f} % of the plan), device {} ({:+.2f} %)",
-                         format_bytes(peak), percent_off(peak, planned), format_bytes(device_peak),
-                         percent_off(device_peak, planned)));
-  if (arguments.what != "exactness") return good ? 0 : 1;
+  const MemoryVerdict memory = check_memory(
+      *backend, policy, plan, {.repeat = arguments.repeat, .remap = arguments.remap}, again);
+  say(memory.text);
+  if (rollout) {
+    const RolloutTimes times{.start_seconds = start_seconds,
+                             .call_seconds = end - begin,
+                             .decode_seconds = end - decode_begin,
+                             .decode_tokens = static_cast<int64_t>(tokens) - decode_first,
+                             .steps = steps,
+                             .preemptions = measured.num_preemptions - warm.num_preemptions,
+                             .peak_bytes = backend->allocator().peak_bytes()};
+    report_limits(arguments, options, policy.model(), device, times, backend->name());
+    return memory.good ? 0 : 1;
+  }
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);
   print_line(fmt::format("  {} of {:.0f} log-probabilities differ between rollout and scoring{}",
                          differing, tokens,
                          differing > 0 ? fmt::format(", by up to {:.3g}", largest) : ""));
-  return differing == 0 && good ? 0 : 1;
+  return differing == 0 && memory.good ? 0 : 1;
 }
 
 }  // namespace octet::app

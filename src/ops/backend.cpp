@@ -1,6 +1,7 @@
 #include "ops/backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "base/error.h"
@@ -20,6 +21,15 @@ void Backend::upload_pieces(const TensorView& to, const ReadPiece& read) {
     read(offset, std::span(piece).first(static_cast<size_t>(count)));
     upload(piece.data(), TensorView(to.as<uint8_t>() + offset, tensor::DType::kU8, {count}));
   }
+}
+
+double Backend::time_seconds(const std::function<void()>& body, int repeats) {
+  synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < repeats; ++i) body();
+  synchronize();
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  return passed.count() / repeats;
 }
 
 void Backend::attention_inputs(const AttentionInputsArgs& args) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -42,6 +43,9 @@ class Context {
 
   int device() const { return device_; }
   int num_multiprocessors() const { return num_multiprocessors_; }
+  // Whether kernels that every architecture has must serve, and not Hopper's own.
+  bool portable() const { return portable_; }
+  void force_portable();  // and no library, whose products are in another class
   cudaStream_t stream() const { return stream_.get(); }
   Arena& allocator() { return allocator_; }
   const Arena& allocator() const { return allocator_; }
@@ -66,6 +70,8 @@ class Context {
   void download(const void* device, void* host, int64_t num_bytes);  // waits
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
+  // Seconds of one of `repeats` calls of `body`, on the stream's own clock; waits.
+  double time_seconds(const std::function<void()>& body, int repeats);
 
  private:
   struct DestroyStream {
@@ -75,6 +81,7 @@ class Context {
 
   int device_;
   int num_multiprocessors_ = 0;
+  bool portable_ = false;
   int64_t used_by_others_ = 0;                          // and by the CUDA context itself
   std::unique_ptr<CUstream_st, DestroyStream> stream_;  // outlives the allocator, which uses it
   Arena allocator_;

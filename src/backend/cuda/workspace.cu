@@ -3,6 +3,7 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/device/attention_tile.cuh"
+#include "backend/cuda/device/row_stats.cuh"
 #include "backend/cuda/workspace.h"
 #include "ops/sampling.h"
 
@@ -21,6 +22,8 @@ int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& s) {
   need(kScratchAttention,
        4 * s.max_sequences * s.query_heads * divide_up(s.max_context, kChunkKeys) * (width + 2));
   need(kScratchSampling, s.head_rows * static_cast<int64_t>(sizeof(ops::SampleParams)));
+  need(kScratchSums, s.head_rows * divide_up(s.vocab, kSegmentColumns) *
+                         static_cast<int64_t>(sizeof(SegmentStats)));
   need(kScratchLibrary, context.library().workspace_bytes());
   if (s.block_scales) need(kScratchScales2, 4 * tokens * divide_up(input, kScaleBlock));
   if (s.training) {
