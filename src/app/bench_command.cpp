@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
+#include "app/bench_products.h"
 #include "app/bench_rollout.h"
 #include "app/commands.h"
 #include "app/output.h"
@@ -57,6 +58,7 @@ int run_bench(const BenchArguments& arguments) {
     fail_usage("bench", "can measure gemm, rollout and exactness, but not \"{}\"", arguments.what);
   }
   const DeviceArguments& device = arguments.device;
+  if (uses_cuda(device)) return run_bench_products(arguments);
   bench::GemmOptions options;
   options.isa = cpu_isa(device);
   options.num_threads = ThreadPool(device.threads).num_threads();

@@ -191,6 +191,7 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   1e3 * (end - begin) / static_cast<double>(steps),
                   engine.stats().num_preemptions - warm.num_preemptions,
                   format_bytes(backend->allocator().peak_bytes())));
+  if (arguments.device.inexact_products) print_line("  products are not exact");
   if (arguments.what != "exactness") return 0;
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);

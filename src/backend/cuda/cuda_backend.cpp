@@ -17,9 +17,12 @@ constexpr int kBuiltFor = 90;  // sm_90a runs on compute capability 9.0 alone
 class CudaBackend final : public ops::Backend {
  public:
   CudaBackend(const CudaOptions& options, std::string name)
-      : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {}
+      : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {
+    if (options.inexact_products) context_.library().set_inexact();
+  }
 
   std::string name() const override { return name_; }
+  std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
 
   void upload(const void* host, const TensorView& to) override {
@@ -131,6 +134,8 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
 }
 
 std::string describe_libraries() { return LibraryProducts().description(); }
+
+std::string describe_choices() { return describe_product_choices(); }
 
 std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options) {
   std::string why_none;

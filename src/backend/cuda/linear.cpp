@@ -103,6 +103,35 @@ const TensorView& elements_of(const ops::Weight& weight) {
   return weight.is_quantized() ? weight.quantized.codes : weight.dense;
 }
 
+// Whether `next` lies behind `last` in memory as the further rows of one matrix.
+bool continues(const ProductWeight& last, const ProductWeight& next, ProductFormat format) {
+  const int64_t element_bytes = format == ProductFormat::kBF16 ? 2 : 1;
+  if (next.stride != last.stride ||
+      static_cast<const char*>(last.data) + last.rows * last.stride * element_bytes != next.data) {
+    return false;
+  }
+  switch (format) {
+    case ProductFormat::kBF16:
+      return true;
+    case ProductFormat::kScaled:
+      return last.scale_stride == 1 && next.scale_stride == 1 &&
+             last.scales + last.rows == next.scales;
+    case ProductFormat::kBlocks:
+      return last.rows % kScaleBlock == 0 &&
+             last.scales + last.rows / kScaleBlock * last.scale_stride == next.scales;
+  }
+  return false;
+}
+
+void add_weight(Product& product, const ProductWeight& weight) {
+  if (product.num_weights > 0 &&
+      continues(product.weights[product.num_weights - 1], weight, product.format)) {
+    product.weights[product.num_weights - 1].rows += weight.rows;
+  } else {
+    product.weights[product.num_weights++] = weight;
+  }
+}
+
 }  // namespace
 
 void linear(Context& context, const ops::LinearArgs& args) {
@@ -123,7 +152,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
   if (input_bytes > 0) context.scratch(kScratchInputs, input_bytes);
   int64_t weight_offset = 0, input_offset = 0;
 
-  // Neighbours of one format go together.
+  // Neighbours of one format go together, as one matrix where they lie so.
   int64_t column = 0;
   for (size_t begin = 0; begin < args.weights.size();) {
     Product product;
@@ -135,17 +164,16 @@ void linear(Context& context, const ops::LinearArgs& args) {
          ++end) {
       const ops::Weight& weight = args.weights[end];
       const Rows rows = aligned_rows(context, elements_of(weight), kScratchWeights, weight_offset);
-      ProductWeight& to = product.weights[product.num_weights++];
-      to.data = rows.data;
-      to.stride = rows.stride;
-      to.rows = weight.rows();
+      ProductWeight to{.data = rows.data, .stride = rows.stride, .rows = weight.rows()};
+      if (weight.is_quantized()) {
+        to.scales = weight.quantized.scales.as<float>();
+        to.scale_stride = product.format == ProductFormat::kBlocks
+                              ? divide_up(columns, kScaleBlock)
+                              : (weight.quantized.granularity == Granularity::kRow ? 1 : 0);
+        to.row_block = product.format == ProductFormat::kBlocks ? kScaleBlock : 1;
+      }
+      add_weight(product, to);
       column += weight.rows();
-      if (!weight.is_quantized()) continue;
-      to.scales = weight.quantized.scales.as<float>();
-      to.scale_stride = product.format == ProductFormat::kBlocks
-                            ? divide_up(columns, kScaleBlock)
-                            : (weight.quantized.granularity == Granularity::kRow ? 1 : 0);
-      to.row_block = product.format == ProductFormat::kBlocks ? kScaleBlock : 1;
     }
     const bool dense = product.format == ProductFormat::kBF16;
     const Rows rows =
