@@ -48,6 +48,9 @@ Product single(const Product& product, int index, int64_t first_column) {
   Product part = product;
   part.weights[0] = product.weights[index];
   part.num_weights = 1;
+  part.x = static_cast<const char*>(product.x) +
+           part.weights[0].x_offset * (product.format == ProductFormat::kBF16 ? 2 : 1);
+  part.weights[0].x_offset = 0;
   part.y = static_cast<char*>(product.y) + first_column * (product.y_is_bf16 ? 2 : 4);
   if (product.bias != nullptr) {
     part.bias =
@@ -93,8 +96,9 @@ std::string LibraryProducts::choices() const {
 bool LibraryProducts::can_serve(const Product& product) const {
   const ProductWeight& weight = product.weights[0];
   if (library_ == nullptr || product.bias != nullptr || product.alpha != 1 || product.accumulate ||
-      product.x_is_e5m2 || weight.rows % 16 != 0 || product.depth % 16 != 0 ||
-      product.y_stride % 8 != 0 || weight.rows * product.depth < kSmallestWeight) {
+      product.x_is_e5m2 || weight.x_offset != 0 || weight.rows % 16 != 0 ||
+      product.depth % 16 != 0 || product.y_stride % 8 != 0 ||
+      weight.rows * product.depth < kSmallestWeight) {
     return false;
   }
   switch (product.format) {

@@ -70,7 +70,8 @@ void check(const ops::LinearArgs& args, int64_t tokens, int64_t columns) {
   }
   if (!args.x.empty()) {
     require_dtype(kOp, "x", args.x, {DType::kBF16});
-    require_shape(kOp, "x", args.x, {tokens, columns});
+    const int64_t count = args.x_per_weight ? static_cast<int64_t>(args.weights.size()) : 1;
+    require_shape(kOp, "x", args.x, {tokens, count * columns});
   }
   if (!args.xq.empty()) {
     require_codes(kOp, "xq", args.xq);
@@ -106,7 +107,7 @@ const TensorView& elements_of(const ops::Weight& weight) {
 // Whether `next` lies behind `last` in memory as the further rows of one matrix.
 bool continues(const ProductWeight& last, const ProductWeight& next, ProductFormat format) {
   const int64_t element_bytes = format == ProductFormat::kBF16 ? 2 : 1;
-  if (next.stride != last.stride ||
+  if (next.stride != last.stride || next.x_offset != last.x_offset ||
       static_cast<const char*>(last.data) + last.rows * last.stride * element_bytes != next.data) {
     return false;
   }
@@ -137,8 +138,16 @@ void add_weight(Product& product, const ProductWeight& weight) {
 void linear(Context& context, const ops::LinearArgs& args) {
   constexpr std::string_view kOp = "linear";
   if (args.x.empty() && args.xq.empty()) fail(kOp, "needs x or xq, but was given neither");
-  const TensorView& shaped = args.x.empty() ? args.xq.codes : args.x;
+  TensorView shaped = args.x.empty() ? args.xq.codes : args.x;
   require_rank(kOp, "x", shaped, 2, 2);
+  if (args.x_per_weight) {
+    const auto count = static_cast<int64_t>(args.weights.size());
+    if (count > Product::kMaxWeights || args.x.empty() || !is_aligned(args.x) ||
+        args.weights[0].columns() % 8 != 0) {
+      return for_each_weight(args, [&](const ops::LinearArgs& part) { linear(context, part); });
+    }
+    shaped = shaped.slice_columns(0, shaped.shape[1] / count);
+  }
   const int64_t tokens = shaped.shape[0], columns = shaped.shape[1];
   check(args, tokens, columns);
   if (tokens == 0) return;
@@ -172,6 +181,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
                               : (weight.quantized.granularity == Granularity::kRow ? 1 : 0);
         to.row_block = product.format == ProductFormat::kBlocks ? kScaleBlock : 1;
       }
+      if (args.x_per_weight) to.x_offset = static_cast<int64_t>(end) * columns;
       add_weight(product, to);
       column += weight.rows();
     }

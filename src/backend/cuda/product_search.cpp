@@ -22,8 +22,8 @@ using Algorithm = cublasLtMatmulAlgo_t;
 constexpr int kSearchedId = 66;              // the id whose configurations are fastest on Hopper
 constexpr int kOffers = 8;                   // what the heuristic returns at most
 constexpr size_t kFinalists = 24;            // timed again and then tested
-constexpr double kFinalMicroseconds = 2000;  // of timing one of them
-constexpr int kScreeningRuns = 2, kFinalRuns = 12;
+constexpr double kFinalMicroseconds = 1500;  // of timing one of them
+constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
 constexpr int64_t kCacheBytes = 160 << 20;  // more than three times the second-level cache
 constexpr int64_t kTestTokens = 384;        // enough rows that a rare difference shows
 
@@ -175,70 +175,28 @@ struct Tile {
   int rows, tokens;
 };
 
-#define OCTET_TILE(rows, tokens) \
-  Tile { CUBLASLT_MATMUL_TILE_##rows##x##tokens, rows, tokens }
-#define OCTET_TILES_OF_FEW_TOKENS(rows)                                                  \
-  OCTET_TILE(rows, 8), OCTET_TILE(rows, 16), OCTET_TILE(rows, 24), OCTET_TILE(rows, 32), \
-      OCTET_TILE(rows, 40), OCTET_TILE(rows, 48), OCTET_TILE(rows, 56), OCTET_TILE(rows, 64)
-#define OCTET_TILES_OF_MANY_TOKENS(rows) OCTET_TILE(rows, 64), OCTET_TILE(rows, 128)
-
 // The tiles among which Hopper's fastest were seen.
-constexpr Tile kTiles[] = {OCTET_TILES_OF_FEW_TOKENS(64),
-                           OCTET_TILES_OF_FEW_TOKENS(128),
-                           OCTET_TILES_OF_FEW_TOKENS(192),
-                           OCTET_TILES_OF_FEW_TOKENS(256),
-                           OCTET_TILE(320, 8),
-                           OCTET_TILE(320, 16),
-                           OCTET_TILE(384, 8),
-                           OCTET_TILE(384, 16),
-                           OCTET_TILE(384, 24),
-                           OCTET_TILE(384, 32),
-                           OCTET_TILE(64, 72),
-                           OCTET_TILE(64, 80),
-                           OCTET_TILE(64, 96),
-                           OCTET_TILE(64, 112),
-                           OCTET_TILE(64, 136),
-                           OCTET_TILE(128, 72),
-                           OCTET_TILE(128, 80),
-                           OCTET_TILE(128, 96),
-                           OCTET_TILE(128, 112),
-                           OCTET_TILE(128, 136),
-                           OCTET_TILE(128, 160),
-                           OCTET_TILE(128, 176),
-                           OCTET_TILE(128, 192),
-                           OCTET_TILE(128, 208),
-                           OCTET_TILE(128, 224),
-                           OCTET_TILE(128, 256),
-                           OCTET_TILES_OF_MANY_TOKENS(8),
-                           OCTET_TILES_OF_MANY_TOKENS(16),
-                           OCTET_TILES_OF_MANY_TOKENS(32),
-                           OCTET_TILES_OF_MANY_TOKENS(40),
-                           OCTET_TILES_OF_MANY_TOKENS(48),
-                           OCTET_TILES_OF_MANY_TOKENS(56),
-                           OCTET_TILES_OF_MANY_TOKENS(72),
-                           OCTET_TILES_OF_MANY_TOKENS(80),
-                           OCTET_TILES_OF_MANY_TOKENS(88),
-                           OCTET_TILES_OF_MANY_TOKENS(96),
-                           OCTET_TILES_OF_MANY_TOKENS(112),
-                           OCTET_TILES_OF_MANY_TOKENS(120),
-                           OCTET_TILES_OF_MANY_TOKENS(136),
-                           OCTET_TILES_OF_MANY_TOKENS(144),
-                           OCTET_TILES_OF_MANY_TOKENS(160),
-                           OCTET_TILES_OF_MANY_TOKENS(176),
-                           OCTET_TILES_OF_MANY_TOKENS(184),
-                           OCTET_TILES_OF_MANY_TOKENS(208),
-                           OCTET_TILES_OF_MANY_TOKENS(224),
-                           OCTET_TILE(64, 128),
-                           OCTET_TILE(128, 128),
-                           OCTET_TILE(192, 128),
-                           OCTET_TILE(256, 128),
-                           OCTET_TILE(64, 192),
-                           OCTET_TILE(64, 256),
-                           OCTET_TILE(192, 96),
-                           OCTET_TILE(256, 96)};
-#undef OCTET_TILES_OF_MANY_TOKENS
-#undef OCTET_TILES_OF_FEW_TOKENS
-#undef OCTET_TILE
+#define T(rows, tokens) \
+  { CUBLASLT_MATMUL_TILE_##rows##x##tokens, rows, tokens }
+#define FEW(rows)                                                                           \
+  T(rows, 8), T(rows, 16), T(rows, 24), T(rows, 32), T(rows, 40), T(rows, 48), T(rows, 56), \
+      T(rows, 64)
+#define MANY(rows) T(rows, 64), T(rows, 128)
+// clang-format off
+constexpr Tile kTiles[] = {
+    FEW(64), FEW(128), FEW(192), FEW(256),
+    T(320, 8), T(320, 16), T(384, 8), T(384, 16), T(384, 24), T(384, 32),
+    T(64, 72), T(64, 80), T(64, 96), T(64, 112), T(64, 128), T(64, 136), T(64, 192), T(64, 256),
+    T(128, 72), T(128, 80), T(128, 96), T(128, 112), T(128, 128), T(128, 136), T(128, 160),
+    T(128, 176), T(128, 192), T(128, 208), T(128, 224), T(128, 256),
+    T(192, 96), T(192, 128), T(256, 96), T(256, 128),
+    MANY(8), MANY(16), MANY(32), MANY(40), MANY(48), MANY(56), MANY(72), MANY(80), MANY(88),
+    MANY(96), MANY(112), MANY(120), MANY(136), MANY(144), MANY(160), MANY(176), MANY(184),
+    MANY(208), MANY(224)};
+// clang-format on
+#undef MANY
+#undef FEW
+#undef T
 
 // Roughly how long a product takes in such tiles, in no unit: whole waves over the multiprocessors,
 // each of a load or a multiplication, whichever is longer.
@@ -321,7 +279,7 @@ class Search {
   static int final_runs(double microseconds) {
     return std::clamp(static_cast<int>(kFinalMicroseconds / microseconds), 2, kFinalRuns);
   }
-  void screen(const Algorithm& algorithm);
+  bool screen(const Algorithm& algorithm);  // false where it does not run
   bool in_class(const Algorithm& algorithm);
   std::vector<Algorithm> offers(int64_t num_tokens);
 
@@ -350,11 +308,12 @@ std::vector<Algorithm> Search::offers(int64_t num_tokens) {
   return found;
 }
 
-void Search::screen(const Algorithm& algorithm) {
+bool Search::screen(const Algorithm& algorithm) {
   // The first run loads the kernel.
-  if (!run_once(algorithm, key_.tokens)) return;
+  if (!run_once(algorithm, key_.tokens)) return false;
   ++tried_;
   timed_.push_back({algorithm, time(algorithm, kScreeningRuns)});
+  return true;
 }
 
 bool Search::in_class(const Algorithm& algorithm) {
@@ -383,15 +342,15 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
   for (const int64_t tokens :
        {key_.tokens, int64_t{64}, int64_t{256}, int64_t{1024}, int64_t{16384}}) {
     for (const Algorithm& algorithm : offers(tokens)) {
-      screen(algorithm);
-      if (tokens != key_.tokens || !in_class(algorithm)) continue;
+      if (!screen(algorithm) || tokens != key_.tokens || !in_class(algorithm)) continue;
       const double microseconds = time(algorithm, final_runs(timed_.back().microseconds));
       if (choice.heuristic_microseconds == 0 || microseconds < choice.heuristic_microseconds) {
         choice.heuristic_microseconds = microseconds;
       }
     }
   }
-  call_.set(trial_.product(key_.tokens), nullptr);
+  const Product product = trial_.product(key_.tokens);
+  call_.set(product, product.x_scales);
   const double search_begin = now_seconds();
   for (const Algorithm& algorithm :
        configurations(library_, call_, key_, context_.num_multiprocessors())) {
@@ -405,9 +364,15 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
   };
   std::ranges::sort(timed_, by_time);
   timed_.resize(std::min(timed_.size(), kFinalists));
-  for (Timed& candidate : timed_) {
-    candidate.microseconds = time(candidate.algorithm, final_runs(candidate.microseconds));
+  // In turns, since the device's clock moves.
+  std::vector<double> best(timed_.size(), 1e9);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (size_t i = 0; i < timed_.size(); ++i) {
+      const int runs = final_runs(kTurns * timed_[i].microseconds);
+      best[i] = std::min(best[i], time(timed_[i].algorithm, runs));
+    }
   }
+  for (size_t i = 0; i < timed_.size(); ++i) timed_[i].microseconds = best[i];
   std::ranges::sort(timed_, by_time);
   for (const Timed& candidate : timed_) {
     if (candidate.microseconds >= choice.microseconds) break;

@@ -21,7 +21,7 @@ using tensor::TensorView;
 
 constexpr ProductFormat kFormats[] = {ProductFormat::kBF16, ProductFormat::kScaled,
                                       ProductFormat::kBlocks};
-constexpr int64_t kDepth = 1024, kParts[] = {1024, 256, 256}, kRows = 1536, kMaxTokens = 1100;
+constexpr int64_t kMaxTokens = 1100;
 
 // A folder for the choices of one test.
 class CacheFolder {
@@ -44,28 +44,30 @@ class CacheFolder {
 // Operands on the device, the weights of a group side by side.
 class Operands {
  public:
-  Operands(cuda::Context& context, ProductFormat format) : context_(context), format_(format) {
+  Operands(cuda::Context& context, ProductFormat format, std::vector<int64_t> parts, int64_t depth)
+      : context_(context), format_(format), parts_(std::move(parts)), depth_(depth) {
+    for (const int64_t rows : parts_) rows_ += rows;
+    const int64_t chunks = (depth + 127) / 128;
     const int64_t each = format == ProductFormat::kBF16 ? 2 : 1;
-    weights_ = allocate(kRows * kDepth * each);
-    x_ = allocate(kMaxTokens * kDepth * each);
-    y_ = allocate(kMaxTokens * kRows * 2);
-    w_scales_ = allocate(4 * kRows * kDepth / 128);
-    x_scales_ = allocate(4 * kMaxTokens * kDepth / 128);
+    weights_ = allocate(rows_ * depth_ * each);
+    x_ = allocate(kMaxTokens * depth_ * each);
+    y_ = allocate(kMaxTokens * rows_ * 2);
+    w_scales_ = allocate(4 * rows_ * chunks);
+    x_scales_ = allocate(4 * kMaxTokens * chunks);
     if (each == 2) {
-      cuda::fill_bf16(context, static_cast<uint16_t*>(weights_.data()), kRows * kDepth, 11);
-      cuda::fill_bf16(context, static_cast<uint16_t*>(x_.data()), kMaxTokens * kDepth, 12);
+      cuda::fill_bf16(context, static_cast<uint16_t*>(weights_.data()), rows_ * depth_, 11);
+      cuda::fill_bf16(context, static_cast<uint16_t*>(x_.data()), kMaxTokens * depth_, 12);
     } else {
-      cuda::fill_codes(context, static_cast<uint8_t*>(weights_.data()), kRows * kDepth, 11);
-      cuda::fill_codes(context, static_cast<uint8_t*>(x_.data()), kMaxTokens * kDepth, 12);
+      cuda::fill_codes(context, static_cast<uint8_t*>(weights_.data()), rows_ * depth_, 11);
+      cuda::fill_codes(context, static_cast<uint8_t*>(x_.data()), kMaxTokens * depth_, 12);
     }
-    cuda::fill_scales(context, static_cast<float*>(w_scales_.data()), kRows * kDepth / 128, 13);
-    cuda::fill_scales(context, static_cast<float*>(x_scales_.data()), kMaxTokens * kDepth / 128,
-                      14);
+    cuda::fill_scales(context, static_cast<float*>(w_scales_.data()), rows_ * chunks, 13);
+    cuda::fill_scales(context, static_cast<float*>(x_scales_.data()), kMaxTokens * chunks, 14);
   }
 
   // The digests of y's rows.
   std::vector<uint64_t> linear(int64_t tokens) {
-    context_.fill_zero(y_.data(), kMaxTokens * kRows * 2);
+    context_.fill_zero(y_.data(), kMaxTokens * rows_ * 2);
     queue(tokens);
     return digests(tokens);
   }
@@ -76,11 +78,11 @@ class Operands {
     const Granularity per_token = blocks ? Granularity::kRowBlock : Granularity::kRow;
     std::vector<ops::Weight> weights;
     int64_t row = 0, scale = 0;
-    for (const int64_t rows : kParts) {
-      const Shape scales = tensor::scale_shape(granularity, rows, kDepth);
+    for (const int64_t rows : parts_) {
+      const Shape scales = tensor::scale_shape(granularity, rows, depth_);
       const TensorView elements(
-          static_cast<char*>(weights_.data()) + row * kDepth * tensor::dtype_bytes(dtype), dtype,
-          {rows, kDepth});
+          static_cast<char*>(weights_.data()) + row * depth_ * tensor::dtype_bytes(dtype), dtype,
+          {rows, depth_});
       ops::Weight& weight = weights.emplace_back();
       if (dense) {
         weight.dense = elements;
@@ -92,46 +94,46 @@ class Operands {
       row += rows;
       scale += scales.num_elements();
     }
-    const TensorView x(x_.data(), dtype, {tokens, kDepth});
+    const TensorView x(x_.data(), dtype, {tokens, depth_});
     ops::LinearArgs args;
     args.weights = weights;
-    args.y = TensorView(y_.data(), DType::kBF16, {tokens, kRows});
+    args.y = TensorView(y_.data(), DType::kBF16, {tokens, rows_});
     if (dense) {
       args.x = x;
     } else {
       args.xq = {x,
-                 {x_scales_.data(), DType::kF32, tensor::scale_shape(per_token, tokens, kDepth)},
+                 {x_scales_.data(), DType::kF32, tensor::scale_shape(per_token, tokens, depth_)},
                  per_token};
     }
     cuda::linear(context_, args);
   }
   std::vector<uint64_t> digests(int64_t tokens) {
-    return cuda::digest_rows(context_, y_.data(), tokens, 2 * kRows, 2 * kRows);
+    return cuda::digest_rows(context_, y_.data(), tokens, 2 * rows_, 2 * rows_);
   }
-  void clear() { context_.fill_zero(y_.data(), kMaxTokens * kRows * 2); }
+  void clear() { context_.fill_zero(y_.data(), kMaxTokens * rows_ * 2); }
 
   // The same rows from the own kernel alone.
-  std::vector<uint64_t> own() {
+  std::vector<uint64_t> own(int64_t tokens) {
     const bool blocks = format_ == ProductFormat::kBlocks;
     cuda::Product product;
     product.format = format_;
     product.num_weights = 1;
     product.weights[0] = {.data = weights_.data(),
-                          .stride = kDepth,
-                          .rows = kRows,
+                          .stride = depth_,
+                          .rows = rows_,
                           .scales = static_cast<float*>(w_scales_.data()),
-                          .scale_stride = blocks ? kDepth / 128 : 1,
+                          .scale_stride = blocks ? (depth_ + 127) / 128 : 1,
                           .row_block = blocks ? 128 : 1};
     product.x = x_.data();
-    product.x_stride = kDepth;
+    product.x_stride = depth_;
     product.x_scales = static_cast<float*>(x_scales_.data());
-    product.x_scale_stride = blocks ? kDepth / 128 : 1;
-    product.num_tokens = kMaxTokens;
-    product.depth = kDepth;
+    product.x_scale_stride = blocks ? (depth_ + 127) / 128 : 1;
+    product.num_tokens = tokens;
+    product.depth = depth_;
     product.y = y_.data();
-    product.y_stride = kRows;
+    product.y_stride = rows_;
     cuda::run_own_product(context_, product);
-    return digests(kMaxTokens);
+    return digests(tokens);
   }
 
  private:
@@ -139,6 +141,8 @@ class Operands {
 
   cuda::Context& context_;
   ProductFormat format_;
+  std::vector<int64_t> parts_;  // rows of each weight
+  int64_t depth_, rows_ = 0;
   Buffer weights_, x_, y_, w_scales_, x_scales_;
 };
 
@@ -150,8 +154,8 @@ TEST_F(ProductCuda, WhoeverServesGivesTheOwnKernelsRows) {
   for (int round = 0; round < 2; ++round) {
     cuda::Context context(0, 0);
     for (const ProductFormat format : kFormats) {
-      Operands operands(context, format);
-      const std::vector<uint64_t> expected = operands.own();
+      Operands operands(context, format, {1024, 256, 256}, 1024);
+      const std::vector<uint64_t> expected = operands.own(kMaxTokens);
       for (const int64_t tokens : {1,  2,   7,   8,   9,   16,  17,  24,  31,   33,   64,  65,
                                    72, 128, 200, 256, 511, 512, 520, 525, 1000, 1024, 1100}) {
         const std::vector<uint64_t> rows = operands.linear(tokens);
@@ -166,12 +170,31 @@ TEST_F(ProductCuda, WhoeverServesGivesTheOwnKernelsRows) {
   }
 }
 
+// The own kernel's tiles differ by the numbers of tokens and rows.
+TEST_F(ProductCuda, EveryTileOfTheOwnKernelGivesTheSameRows) {
+  cuda::Context context(0, 0);
+  for (const ProductFormat format : kFormats) {
+    for (const int64_t rows : {40, 1000, 5000, 7000}) {
+      for (const int64_t depth : {128, 656, 2048}) {
+        Operands operands(context, format, {rows}, depth);
+        const std::vector<uint64_t> expected = operands.own(300);
+        for (const int64_t tokens : {1, 5, 8, 12, 16, 20, 32, 50, 64, 130}) {
+          const std::vector<uint64_t> got = operands.own(tokens);
+          EXPECT_TRUE(std::equal(got.begin(), got.end(), expected.begin()))
+              << "format " << static_cast<int>(format) << " N=" << rows << " K=" << depth
+              << " T=" << tokens;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ProductCuda, NothingIsSearchedWhileTheStreamIsCaptured) {
   const CacheFolder folder("captured");
   cuda::Context context(0, 0);
   for (const ProductFormat format : kFormats) {
-    Operands operands(context, format);
-    const std::vector<uint64_t> expected = operands.own();
+    Operands operands(context, format, {1024, 256, 256}, 1024);
+    const std::vector<uint64_t> expected = operands.own(kMaxTokens);
     for (const bool known : {false, true}) {
       const int64_t tokens = 40;
       if (known) operands.queue(tokens);
