@@ -58,7 +58,7 @@ int run_bench_products(const BenchArguments& arguments) {
   const std::vector<Named> named = products_of(config);
   std::vector<cuda::ProductKey> keys;
   for (const ProductFormat format :
-       {ProductFormat::kBF16, ProductFormat::kScaled, ProductFormat::kBlocks}) {
+       {ProductFormat::kScaled, ProductFormat::kBlocks, ProductFormat::kBF16}) {
     for (const Named& product : named) {
       const bool head = &product == &named.back();
       if (head && format != ProductFormat::kBF16) continue;  // always BF16, to F32 logits

@@ -33,7 +33,9 @@ __device__ void load_tiles(const char* data, int64_t stride_bytes, int64_t first
     const int row = index / kPieces, piece = index % kPieces;
     const int at = chunk * kChunkBytes + piece * 16;
     const bool inside = first + row < num_rows && at < depth_bytes;
-    const char* from = inside ? data + (first + row) * stride_bytes + at : data;
+    // What is not read is another row's, not the same place for all.
+    const char* from =
+        data + min(first + row, num_rows - 1) * stride_bytes + (at < depth_bytes ? at : 0);
     copy_async_16(tiles + (piece / 8 * kRows + row) * kChunkBytes + ((piece % 8 ^ row % 8) << 4),
                   from, inside);
   }
@@ -77,20 +79,34 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
   const uint32_t scales_at = kStages * L::kStageBytes;  // behind the stages
   const auto* scales =
       reinterpret_cast<const float*>(shared + (base - shared_address(shared)) + scales_at);
+  // Where this thread's block scales of chunk 0 are, and how far those of the next.
+  constexpr int kScaleLoads = (L::kScales + L::kThreads - 1) / L::kThreads;
+  [[maybe_unused]] const float* scale_from[kScaleLoads + 1];
+  [[maybe_unused]] int64_t scale_step[kScaleLoads + 1];
+  [[maybe_unused]] int scale_chunk[kScaleLoads + 1];  // of the stage; huge: none
+#pragma unroll
+  for (int j = 0; j < kScaleLoads; ++j) {
+    const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+    const bool of_weight = i < kChunks * kRows;
+    const int at = of_weight ? i : i - kChunks * kRows;
+    const int64_t r = of_weight ? first_row + at % kRows : first_token + at % kTokens;
+    const bool inside = i < L::kScales && r < (of_weight ? weight.rows : p.num_tokens);
+    scale_chunk[j] = inside ? at / (of_weight ? kRows : kTokens) : 1 << 30;
+    scale_step[j] = of_weight ? weight.chunk_stride : 1;
+    scale_from[j] = !inside     ? weight.scales
+                    : of_weight ? weight.scales + r / weight.row_block * weight.scale_stride
+                                : p.x_scales + r * p.x_scale_stride;
+  }
   const auto load_stage = [&](int index) {
     const int slot = index % kStages, chunk = index * kChunks;
-    if constexpr (kFormat == ProductFormat::kBlocks) {
-      for (int i = static_cast<int>(threadIdx.x); i < L::kScales; i += L::kThreads) {
-        const bool of_weight = i < kChunks * kRows;
-        const int at = of_weight ? i : i - kChunks * kRows;
-        const int c = chunk + at / (of_weight ? kRows : kTokens);
-        const int64_t r = of_weight ? first_row + at % kRows : first_token + at % kTokens;
-        const bool inside = c < tiles.num_chunks && r < (of_weight ? weight.rows : p.num_tokens);
-        const float* from = of_weight ? weight.scales + r / weight.row_block * weight.scale_stride +
-                                            c * weight.chunk_stride
-                                      : p.x_scales + r * p.x_scale_stride + c;
-        copy_async_4(base + scales_at + (slot * L::kScales + i) * 4, inside ? from : weight.scales,
-                     inside);
+#pragma unroll
+    for (int j = 0; j < kScaleLoads; ++j) {
+      const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+      const int c = chunk + scale_chunk[j];
+      const bool inside = c < tiles.num_chunks;
+      if (i < L::kScales) {
+        copy_async_4(base + scales_at + (slot * L::kScales + i) * 4,
+                     scale_from[j] + (inside ? c * scale_step[j] : 0), inside);
       }
     }
     const uint32_t stage = base + slot * L::kStageBytes;

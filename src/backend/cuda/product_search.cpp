@@ -21,7 +21,7 @@ using Algorithm = cublasLtMatmulAlgo_t;
 
 constexpr int kSearchedId = 66;              // the id whose configurations are fastest on Hopper
 constexpr int kOffers = 8;                   // what the heuristic returns at most
-constexpr size_t kFinalists = 24;            // timed again and then tested
+constexpr size_t kFinalists = 16;            // timed again and then tested
 constexpr double kFinalMicroseconds = 1500;  // of timing one of them
 constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
 constexpr int64_t kCacheBytes = 160 << 20;  // more than three times the second-level cache
@@ -281,6 +281,7 @@ class Search {
   }
   bool screen(const Algorithm& algorithm);  // false where it does not run
   bool in_class(const Algorithm& algorithm);
+  void time_in_turns(std::vector<Timed>& finalists, std::vector<Timed>& offered);
   std::vector<Algorithm> offers(int64_t num_tokens);
 
   Context& context_;
@@ -328,6 +329,22 @@ bool Search::in_class(const Algorithm& algorithm) {
   return true;
 }
 
+// In turns, since the device's clock moves.
+void Search::time_in_turns(std::vector<Timed>& finalists, std::vector<Timed>& offered) {
+  std::vector<Timed*> all;
+  for (std::vector<Timed>* list : {&finalists, &offered}) {
+    for (Timed& one : *list) all.push_back(&one);
+  }
+  std::vector<double> best(all.size(), 1e9);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      const int runs = final_runs(kTurns * all[i]->microseconds);
+      best[i] = std::min(best[i], time(all[i]->algorithm, runs));
+    }
+  }
+  for (size_t i = 0; i < all.size(); ++i) all[i]->microseconds = best[i];
+}
+
 ProductChoice Search::run(std::span<const Algorithm> seeds) {
   const double begin = now_seconds();
   ProductChoice choice;
@@ -339,13 +356,12 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
   choice.microseconds = choice.own_microseconds;
 
   for (const Algorithm& algorithm : seeds) screen(algorithm);
+  std::vector<Timed> offered;  // by the heuristic for this number of tokens
   for (const int64_t tokens :
        {key_.tokens, int64_t{64}, int64_t{256}, int64_t{1024}, int64_t{16384}}) {
     for (const Algorithm& algorithm : offers(tokens)) {
-      if (!screen(algorithm) || tokens != key_.tokens || !in_class(algorithm)) continue;
-      const double microseconds = time(algorithm, final_runs(timed_.back().microseconds));
-      if (choice.heuristic_microseconds == 0 || microseconds < choice.heuristic_microseconds) {
-        choice.heuristic_microseconds = microseconds;
+      if (screen(algorithm) && tokens == key_.tokens && in_class(algorithm)) {
+        offered.push_back(timed_.back());
       }
     }
   }
@@ -364,15 +380,12 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
   };
   std::ranges::sort(timed_, by_time);
   timed_.resize(std::min(timed_.size(), kFinalists));
-  // In turns, since the device's clock moves.
-  std::vector<double> best(timed_.size(), 1e9);
-  for (int turn = 0; turn < kTurns; ++turn) {
-    for (size_t i = 0; i < timed_.size(); ++i) {
-      const int runs = final_runs(kTurns * timed_[i].microseconds);
-      best[i] = std::min(best[i], time(timed_[i].algorithm, runs));
+  time_in_turns(timed_, offered);
+  for (const Timed& one : offered) {
+    if (choice.heuristic_microseconds == 0 || one.microseconds < choice.heuristic_microseconds) {
+      choice.heuristic_microseconds = one.microseconds;
     }
   }
-  for (size_t i = 0; i < timed_.size(); ++i) timed_[i].microseconds = best[i];
   std::ranges::sort(timed_, by_time);
   for (const Timed& candidate : timed_) {
     if (candidate.microseconds >= choice.microseconds) break;
