@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/status.h"
@@ -89,9 +88,7 @@ ProductChoices& LibraryProducts::file(Context& context) {
   return *file_;
 }
 
-std::string LibraryProducts::choices() const {
-  return file_ == nullptr ? "" : file_->to_json().dump(1) + "\n";
-}
+std::string LibraryProducts::choices() const { return file_ == nullptr ? "" : file_->to_text(); }
 
 bool LibraryProducts::can_serve(const Product& product) const {
   const ProductWeight& weight = product.weights[0];

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/strings.h"
 
@@ -144,26 +145,26 @@ void ProductChoices::add(const ProductKey& key, const ProductChoice& choice) {
     Map all = read(path_);  // others may have added to it
     all.insert(found_.begin(), found_.end());
     all[key] = choice;
-    write_file_atomically(path_, to_json(all).dump(1) + "\n");
+    write_file_atomically(path_, to_text(all));
   } catch (const std::exception& error) {
     if (!warned_) log_warning("choices of kernels are not kept: {}", error.what());
     warned_ = true;
   }
 }
 
-Json ProductChoices::to_json() const {
+std::string ProductChoices::to_text() const {
   Map all = found_;
   all.insert(shipped_.begin(), shipped_.end());
-  return to_json(all);
+  return to_text(all);
 }
 
-Json ProductChoices::to_json(const Map& choices) const {
-  Json products = Json::array();
-  for (const auto& [key, choice] : choices) products.push_back(choice_to_json(key, choice));
-  return {{"revision", kRevision},
-          {"device", device_},
-          {"cublaslt", library_version_},
-          {"products", products}};
+// A line for each product.
+std::string ProductChoices::to_text(const Map& choices) const {
+  std::vector<std::string> lines;
+  for (const auto& [key, choice] : choices) lines.push_back(choice_to_json(key, choice).dump());
+  return fmt::format(
+      "{{\"revision\": {}, \"device\": {}, \"cublaslt\": {}, \"products\": [\n{}\n]}}\n", kRevision,
+      Json(device_).dump(), Json(library_version_).dump(), fmt::join(lines, ",\n"));
 }
 
 ProductChoices::Map ProductChoices::read(const std::string& path) const {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "backend/cuda/product.h"
-#include "base/json.h"
 
 namespace octet::cuda {
 
@@ -47,12 +46,12 @@ class ProductChoices {
   void add(const ProductKey& key, const ProductChoice& choice);
   void forget(const ProductKey& key) { found_.erase(key); }
 
-  Json to_json() const;  // all that is known
+  std::string to_text() const;  // all that is known, as JSON
   const std::string& path() const { return path_; }
 
  private:
   using Map = std::map<ProductKey, ProductChoice>;
-  Json to_json(const Map& choices) const;
+  std::string to_text(const Map& choices) const;
   Map read(const std::string& path) const;
 
   std::string device_, library_version_, path_;
