@@ -218,6 +218,7 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   1e3 * (end - begin) / static_cast<double>(steps),
                   engine.stats().num_preemptions - warm.num_preemptions,
                   format_bytes(backend->allocator().peak_bytes())));
+  if (arguments.device.inexact_products) print_line("  products are not exact");
   if (rollout) {
     const RolloutTimes times{.start_seconds = start_seconds,
                              .call_seconds = end - begin,

@@ -178,10 +178,13 @@ Run define_bench(CLI::App& command) {
   number("--batch-tokens", arguments->batch_tokens, "new tokens of one step at most");
   number("--max-num-seqs", arguments->max_sequences, "running at once; 0: all");
   number("--kv-tokens", arguments->kv_tokens, "tokens that the pool holds; 0: enough for all");
-  command.add_flag("--json", arguments->json, "write JSON instead of a table");
+  command.add_flag("--json", arguments->json, "write JSON instead of a table (gemm on the CPU)");
+  command.add_flag("--inexact", arguments->device.inexact_products,
+                   "on CUDA any matrix product, whatever its rows: what exactness costs");
   add_device_options(command, arguments->device);
   command.footer(
       "Example:\n  octet bench gemm --threads 1\n"
+      "  octet bench gemm --device cuda:0 --shape qwen3-8b\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256");
   return [arguments] { return run_bench(*arguments); };

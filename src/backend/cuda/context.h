@@ -62,7 +62,7 @@ class Context {
   cudaStream_t stream() const { return stream_; }
   DeviceAllocator& allocator() { return allocator_; }
   DeviceCounters* counters() const { return counters_; }
-  LibraryProducts& library() { return *library_; }
+  LibraryProducts& library() const { return *library_; }
 
   // At least `num_bytes` of device memory, contents undefined. Growing waits for the stream.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
