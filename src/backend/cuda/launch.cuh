@@ -7,24 +7,35 @@
 
 namespace octet::cuda {
 
+// A kernel started by `launch` may be resident before the one queued ahead of it is done: first of
+// all it waits for that one's results. It lets its own successor come likewise.
+__device__ inline void await_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 struct LaunchShape {
-  unsigned num_blocks;
-  dim3 block;
-  unsigned cluster = 1;  // neighbouring blocks that run together
+  dim3 grid;
+  unsigned num_threads;
+  bool clustered = false;  // the blocks of one x run together
 };
 
 template <class... Parameters>
 void launch(std::string_view op, cudaStream_t stream, const LaunchShape& shape,
             void (*kernel)(Parameters...), const Parameters&... parameters) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {.x = shape.cluster, .y = 1, .z = 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = 1, .y = shape.grid.y, .z = 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(shape.num_blocks);
-  config.blockDim = shape.block;
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(shape.num_threads);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = shape.clustered ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, parameters...), op);
 }
 
