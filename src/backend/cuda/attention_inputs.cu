@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kMostThreads, 3)
   RowEncoder<false> encoder;
   const auto append = [&](const uint4& values, const Pages& pages, int kv_head, bool is_own) {
     const int page = slot / args.page_size;
-    const int row = slot % args.page_size * args.kv_heads + kv_head;
+    const int row = kv_head * args.page_size + slot % args.page_size;
     const int64_t at = page * pages.stride + row * args.width + column;
     const bool writes = is_own && appends;
     if constexpr (kQuantized) {
@@ -188,7 +188,7 @@ bool suits(const ops::AttentionInputsArgs& args) {
   }
   const int64_t num_tokens = args.qkv.rows(), q_heads = args.q_out.shape[1];
   const Shape& cache = args.cache.k.shape;
-  const int64_t kv_heads = cache[2], width = cache[3];
+  const int64_t kv_heads = args.cache.num_heads(), width = cache[3];
   const bool quantized = args.cache.k.dtype == DType::kE4M3;
   return width % 16 == 0 && (quantized || args.cache.k.dtype == DType::kBF16) &&
          is_rows(args.qkv, Shape{num_tokens, (q_heads + 2 * kv_heads) * width}, DType::kBF16,
@@ -243,10 +243,10 @@ bool fused_attention_inputs(Context& context, const ops::AttentionInputsArgs& ar
                                .k_out = args.keep_k ? rows_of(args.k_out) : HeadRows{},
                                .k_pages = pages_of(args.cache.k, args.cache.k_scale),
                                .v_pages = pages_of(args.cache.v, args.cache.v_scale),
-                               .num_slots = static_cast<int>(cache[0] * cache[1]),
-                               .page_size = static_cast<int>(cache[1]),
+                               .num_slots = static_cast<int>(cache[0] * args.cache.page_size()),
+                               .page_size = static_cast<int>(args.cache.page_size()),
                                .q_heads = static_cast<int>(args.q_out.shape[1]),
-                               .kv_heads = static_cast<int>(cache[2]),
+                               .kv_heads = static_cast<int>(args.cache.num_heads()),
                                .width = static_cast<int>(cache[3]),
                                .inverse_width = 1.0f / static_cast<float>(cache[3]),
                                .eps = args.eps,

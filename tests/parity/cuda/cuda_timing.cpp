@@ -157,7 +157,7 @@ void time_rows(Timing& timing, int64_t rows) {
   const TensorView k_out = timing.make(DType::kBF16, Shape{rows, kKvHeads, kWidth});
   const TensorView positions = timing.make_ids(rows, 4096), slots = timing.make_ids(rows, 1 << 20);
   for (const DType dtype : {DType::kE4M3, DType::kBF16}) {
-    const Shape pages{num_pages, 16, kKvHeads, kWidth}, scales{num_pages, 16, kKvHeads};
+    const Shape pages{num_pages, kKvHeads, 16, kWidth}, scales{num_pages, kKvHeads, 16};
     const ops::KvCacheView cache{timing.make(dtype, pages), timing.make(dtype, pages),
                                  timing.make(DType::kF32, scales),
                                  timing.make(DType::kF32, scales)};

@@ -190,10 +190,10 @@ TEST_F(OpsCudaFused, ActivationsQuantise) {
 struct Cache {
   Array k, v, k_scale, v_scale;
   Cache(DType dtype, int64_t pages, int64_t page_size, int64_t heads, int64_t width)
-      : k(dtype, Shape{pages, page_size, heads, width}),
-        v(dtype, Shape{pages, page_size, heads, width}),
-        k_scale(DType::kF32, Shape{pages, page_size, heads}),
-        v_scale(DType::kF32, Shape{pages, page_size, heads}) {}
+      : k(dtype, Shape{pages, heads, page_size, width}),
+        v(dtype, Shape{pages, heads, page_size, width}),
+        k_scale(DType::kF32, Shape{pages, heads, page_size}),
+        v_scale(DType::kF32, Shape{pages, heads, page_size}) {}
   ops::KvCacheView view() const { return {k, v, k_scale, v_scale}; }
   bool operator==(const Cache& other) const {
     return k.bytes() == other.k.bytes() && v.bytes() == other.v.bytes() &&

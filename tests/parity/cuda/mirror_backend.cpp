@@ -26,7 +26,8 @@ class Call {
     for (TensorView* view : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) out(*view);
   }
   void in(ops::AttentionBatch& batch) {
-    for (TensorView* view : {&batch.query_offsets, &batch.context_lengths, &batch.page_table}) {
+    for (TensorView* view : {&batch.query_offsets, &batch.context_lengths, &batch.page_table,
+                             &batch.shared_first, &batch.shared_pages}) {
       in(*view);
     }
   }
