@@ -218,7 +218,7 @@ void launch_lanes(Context& context, const AttentionInputs& inputs, int64_t num_t
   const bool many = num_tokens >= 8 * context.num_multiprocessors();
   const unsigned num_threads = many ? 128 : kMostThreads;
   const auto parts = static_cast<unsigned>(many ? 1 : divide_up(heads * kLanes, num_threads));
-  launch("attention_inputs", context.stream(),
+  launch("attention_inputs", context,
          {.grid = dim3(static_cast<unsigned>(num_tokens), parts), .num_threads = num_threads},
          quantized ? attention_inputs_kernel<kLanes, true> : attention_inputs_kernel<kLanes, false>,
          inputs);

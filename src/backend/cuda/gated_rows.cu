@@ -79,14 +79,14 @@ bool fused_gated_activation(Context& context, const ops::GatedActivationArgs& ar
     return false;
   }
   const QuantizedRows quantized = quantized_rows(context, args.quantized);
-  const RowShares shares = shares_of(num_rows, width, quantized.kind == RowScales::kPerRow,
-                                     context.num_multiprocessors());
+  const RowShares shares =
+      shares_of(context, num_rows, width, quantized.kind == RowScales::kPerRow);
   const auto kernel =
       quantized.kind == RowScales::kNone     ? kernel_of<RowScales::kNone>(shares.per_thread)
       : quantized.kind == RowScales::kPerRow ? kernel_of<RowScales::kPerRow>(shares.per_thread)
                                              : kernel_of<RowScales::kPerBlock>(shares.per_thread);
   const bool writes_out = !quantizes || args.quantized.keep_dense;
-  launch("gated_activation", context.stream(), shares.launch, kernel,
+  launch("gated_activation", context, shares.launch, kernel,
          GatedRows{.gate_up = args.gate_up.as<Bf16>(),
                    .in_stride = args.gate_up.row_stride,
                    .out = writes_out ? args.out.as<Bf16>() : nullptr,

@@ -1,8 +1,10 @@
-// Launching with attributes that the <<<>>> syntax does not have.
+// Launching with attributes that the <<<>>> syntax does not have; Hopper's, so not where the
+// portable kernels serve.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/context.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
@@ -23,7 +25,7 @@ struct LaunchShape {
 };
 
 template <class... Parameters>
-void launch(std::string_view op, cudaStream_t stream, const LaunchShape& shape,
+void launch(std::string_view op, Context& context, const LaunchShape& shape,
             void (*kernel)(Parameters...), const Parameters&... parameters) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -33,9 +35,9 @@ void launch(std::string_view op, cudaStream_t stream, const LaunchShape& shape,
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.num_threads);
-  config.stream = stream;
+  config.stream = context.stream();
   config.attrs = attributes;
-  config.numAttrs = shape.clustered ? 2 : 1;
+  config.numAttrs = context.portable() ? 0 : shape.clustered ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, parameters...), op);
 }
 

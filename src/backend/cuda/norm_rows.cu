@@ -155,7 +155,7 @@ bool fused_rms_norm(Context& context, const ops::RmsNormArgs& args) {
     const auto kernel = lanes == 8    ? norm_heads_kernel<8>
                         : lanes == 16 ? norm_heads_kernel<16>
                                       : norm_heads_kernel<32>;
-    launch("rms_norm", context.stream(),
+    launch("rms_norm", context,
            {dim3(static_cast<unsigned>(divide_up(all * lanes, kThreads))), kThreads}, kernel,
            rows_of(x), static_cast<const Bf16*>(args.weight.as<Bf16>()), rows_of(args.y), all,
            static_cast<int>(heads), static_cast<int>(width), 1.0f / static_cast<float>(width),
@@ -174,7 +174,7 @@ bool fused_rms_norm(Context& context, const ops::RmsNormArgs& args) {
                           ? kernel_of<RowScales::kPerRow>(per_thread)
                           : kernel_of<RowScales::kPerBlock>(per_thread);
   const bool writes_y = !quantizes || args.quantized.keep_dense;
-  launch("rms_norm", context.stream(), {dim3(static_cast<unsigned>(num_rows)), threads}, kernel,
+  launch("rms_norm", context, {dim3(static_cast<unsigned>(num_rows)), threads}, kernel,
          NormRows{.x = rows_of(x),
                   .branch = has_branch ? rows_of(args.branch) : Rows{},
                   .sum = has_branch ? rows_of(args.sum) : Rows{},

@@ -196,12 +196,11 @@ auto kernel_of(int per_thread) {
 template <bool kE5M2>
 void launch_vectors(Context& context, const TensorView& x, const QuantizedRows& to) {
   const bool per_row = to.kind == RowScales::kPerRow;
-  const RowShares shares =
-      shares_of(x.shape[0], x.shape[1], per_row, context.num_multiprocessors());
+  const RowShares shares = shares_of(context, x.shape[0], x.shape[1], per_row);
   const auto kernel = per_row ? kernel_of<kE5M2, RowScales::kPerRow>(shares.per_thread)
                               : kernel_of<kE5M2, RowScales::kPerBlock>(shares.per_thread);
-  launch("quantize", context.stream(), shares.launch, kernel,
-         static_cast<const Bf16*>(x.as<Bf16>()), x.row_stride, static_cast<int>(x.shape[1]), to);
+  launch("quantize", context, shares.launch, kernel, static_cast<const Bf16*>(x.as<Bf16>()),
+         x.row_stride, static_cast<int>(x.shape[1]), to);
 }
 
 template <bool kE5M2>

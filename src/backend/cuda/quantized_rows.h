@@ -50,14 +50,15 @@ struct RowShares {
   int per_thread;
   LaunchShape launch;
 };
-inline RowShares shares_of(int64_t rows, int64_t width, bool one_scale, int num_multiprocessors) {
+inline RowShares shares_of(const Context& context, int64_t rows, int64_t width, bool one_scale) {
+  const int num_multiprocessors = context.num_multiprocessors();
   const int64_t vectors = divide_up(width, 8);
   const bool many = rows >= 8 * num_multiprocessors;
   int64_t parts = 1, per_thread = 1;
   if (!one_scale) {
     per_thread = many ? 4 : 1;
     parts = divide_up(vectors, many ? 512 : 256);
-  } else if (vectors > 1024 && rows <= num_multiprocessors) {
+  } else if (vectors > 1024 && rows <= num_multiprocessors && !context.portable()) {
     parts = rows * 4 <= num_multiprocessors ? 8 : rows * 2 <= num_multiprocessors ? 4 : 2;
     per_thread = vectors <= 256 * parts ? 1 : 2;
   } else {
