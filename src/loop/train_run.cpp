@@ -88,9 +88,9 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
       data_(config, source_.text_side),
       num_known_(source_.text_side.num_known(source_.config)),
       policy_options_(
-          make_policy_options(config, source_.config, num_known_, options.memory_limit)),
+          make_policy_options(config, source_.config, num_known_, options.memory_limit, &backend)),
       rewards_(make_rewards(config)) {
-  check_plan(plan_training(config, source_.config, num_known_, policy_options_),
+  check_plan(plan_training(config, source_.config, num_known_, policy_options_, &backend),
              options.memory_limit);
   num_steps_ = num_steps(config, data_.num_train());
 

@@ -1,5 +1,7 @@
 #include "model/weight_store.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace octet::model {
@@ -94,11 +96,30 @@ Parameter* WeightStore::find(std::string_view name) {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
+int64_t WeightStore::row_granule(const Parameter& parameter) {
+  if (parameter.quantized.empty()) return 1;
+  switch (parameter.quantized.granularity) {
+    case tensor::Granularity::kRow:
+      return 1;
+    case tensor::Granularity::kBlock:
+      return tensor::kScaleBlock;
+    default:
+      return parameter.shape[0];
+  }
+}
+
 void WeightStore::assign(ops::Backend& backend, Parameter& parameter,
-                         const tensor::TensorView& values) {
-  OCTET_ASSERT(values.dtype == DType::kF32 && values.shape == parameter.shape);
-  if (!parameter.master.empty()) backend.convert(values, parameter.master);
-  rebuild(backend, parameter, values);
+                         const tensor::TensorView& values, int64_t first_row) {
+  OCTET_ASSERT(values.row_elements() ==
+               parameter.shape.num_elements() / std::max<int64_t>(1, parameter.shape[0]));
+  OCTET_ASSERT(first_row % row_granule(parameter) == 0 &&
+               first_row + values.rows() <= parameter.shape[0]);
+  OCTET_ASSERT(values.rows() % row_granule(parameter) == 0 ||
+               first_row + values.rows() == parameter.shape[0]);
+  if (parameter.master.empty()) return rebuild(backend, parameter, values, first_row);
+  const tensor::TensorView master = parameter.master.slice_rows(first_row, values.rows());
+  backend.convert(values, master);
+  rebuild(backend, parameter, master, first_row);
 }
 
 void WeightStore::assign_codes(ops::Backend& backend, Parameter& parameter, const void* codes,
@@ -109,7 +130,7 @@ void WeightStore::assign_codes(ops::Backend& backend, Parameter& parameter, cons
   spread_scale(backend, parameter);
 }
 
-void WeightStore::spread_scale(ops::Backend& backend, Parameter& parameter) {
+void WeightStore::spread_scale(ops::Backend& backend, const Parameter& parameter) {
   if (parameter.row_scales.empty()) return;
   const int64_t rows = parameter.shape[0];
   // Row by row from a view whose rows are all the same one.
@@ -119,21 +140,26 @@ void WeightStore::spread_scale(ops::Backend& backend, Parameter& parameter) {
 
 void WeightStore::refresh(ops::Backend& backend) {
   for (Parameter& parameter : parameters_) {
-    if (parameter.trained) rebuild(backend, parameter, parameter.master);
+    if (parameter.trained) rebuild(backend, parameter, parameter.master, 0);
   }
   ++policy_version_;
 }
 
-void WeightStore::rebuild(ops::Backend& backend, Parameter& parameter,
-                          const tensor::TensorView& values) {
+void WeightStore::rebuild(ops::Backend& backend, const Parameter& parameter,
+                          const tensor::TensorView& values, int64_t first_row) {
+  const int64_t rows = values.rows();
   if (!parameter.quantized.empty()) {
-    backend.quantize({.x = values,
-                      .column_scale = {},
-                      .out = parameter.quantized,
-                      .scale_format = precision_.scale_format});
+    tensor::QuantizedView out = parameter.quantized;
+    out.codes = out.codes.slice_rows(first_row, rows);
+    if (out.granularity != tensor::Granularity::kTensor) {
+      const int64_t granule = row_granule(parameter);
+      out.scales = out.scales.slice_rows(first_row / granule, (rows + granule - 1) / granule);
+    }
+    backend.quantize(
+        {.x = values, .column_scale = {}, .out = out, .scale_format = precision_.scale_format});
     spread_scale(backend, parameter);
   } else if (!precision_.float32) {
-    backend.convert(values, parameter.dense);
+    backend.convert(values, parameter.dense.slice_rows(first_row, rows));
   }
 }
 

@@ -70,10 +70,14 @@ class WeightStore {
   std::deque<Parameter>& parameters() { return parameters_; }
   const Precision& precision() const { return precision_; }
 
-  // Sets a parameter from F32 values in the backend's memory ([shape], contiguous): the master
-  // where there is one, then every form the forward reads.
-  void assign(ops::Backend& backend, Parameter& parameter, const tensor::TensorView& values);
-  // The same from codes and scales (host memory) of a quantised parameter without a master.
+  // Sets a parameter, or its rows from `first_row` on, from F32 or BF16 values in the backend's
+  // memory ([rows, …], contiguous): the master where there is one, then every form the forward
+  // reads. Rows come in multiples of row_granule, but for the last.
+  void assign(ops::Backend& backend, Parameter& parameter, const tensor::TensorView& values,
+              int64_t first_row = 0);
+  // Rows whose quantised form depends on each other: 1, 128, or all.
+  static int64_t row_granule(const Parameter& parameter);
+  // From codes and scales (host memory), of a quantised parameter without a master.
   void assign_codes(ops::Backend& backend, Parameter& parameter, const void* codes,
                     const float* scales);
   // Rebuilds what the forward reads from the master's BF16 rounding; counts a new policy version.
@@ -84,8 +88,9 @@ class WeightStore {
   void set_policy_version(int64_t version) { policy_version_ = version; }
 
  private:
-  void rebuild(ops::Backend& backend, Parameter& parameter, const tensor::TensorView& values);
-  void spread_scale(ops::Backend& backend, Parameter& parameter);
+  void rebuild(ops::Backend& backend, const Parameter& parameter, const tensor::TensorView& values,
+               int64_t first_row);
+  void spread_scale(ops::Backend& backend, const Parameter& parameter);
 
   tensor::Allocator& allocator_;
   Precision precision_;

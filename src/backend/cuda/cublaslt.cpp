@@ -79,6 +79,10 @@ LibraryProducts::LibraryProducts(bool load) {
 
 LibraryProducts::~LibraryProducts() = default;
 
+int64_t LibraryProducts::workspace_bytes() const {
+  return library_ == nullptr ? 0 : CublasLt::kWorkspaceBytes;
+}
+
 ProductChoices& LibraryProducts::file(Context& context) {
   if (file_ == nullptr) {
     cudaDeviceProp properties{};

@@ -22,6 +22,9 @@ class LibraryProducts {
   // "cuBLASLt 13.1.0", or why there is none.
   const std::string& description() const { return description_; }
 
+  // Of kScratchLibrary; 0 without the library.
+  int64_t workspace_bytes() const;
+
   // From now on any algorithm is taken, whatever its rows: to measure what exactness costs. Such
   // choices are not kept.
   void set_inexact() { options_.inexact = true; }

@@ -6,6 +6,7 @@
 #include "backend/cuda/fused.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
+#include "backend/cuda/workspace.h"
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -25,10 +26,19 @@ class CudaBackend final : public ops::Backend {
   std::string name() const override { return name_; }
   std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
+  int64_t workspace_bytes(const ops::WorkspaceShape& shape) const override {
+    return cuda::workspace_bytes(context_, shape);
+  }
+  int64_t device_bytes_in_use() override { return context_.device_bytes_in_use(); }
+  int64_t device_peak_bytes() override { return context_.device_peak_bytes(); }
 
   void upload(const void* host, const TensorView& to) override {
     OCTET_ASSERT(to.contiguous());
     context_.upload(host, to.data, to.num_bytes());
+  }
+  void upload_pieces(const TensorView& to, const ReadPiece& read) override {
+    OCTET_ASSERT(to.contiguous());
+    context_.upload_pieces(to.data, to.num_bytes(), read);
   }
   void download(const TensorView& from, void* host) override {
     OCTET_ASSERT(from.contiguous());

@@ -107,6 +107,38 @@ TEST(WeightStore, TheWeightsOfAGroupLieSideBySide) {
   }
 }
 
+// A tensor set in pieces of whole granules is the tensor set at once.
+TEST(WeightStore, RowsSetInPiecesGiveTheSameBytes) {
+  for (const WeightScales scales :
+       {WeightScales::kTensor, WeightScales::kChannel, WeightScales::kBlock}) {
+    for (const Training training : {Training::kFull, Training::kNone}) {
+      TinyOptions o;
+      o.inner = 300;
+      o.training = training;
+      o.precision.flow = Flow::kFp8Full;
+      o.precision.scales = scales;
+      TinyPolicy whole(o), pieces(o);
+      for (Parameter& to : pieces.model.weights().parameters()) {
+        std::vector<float> values(static_cast<size_t>(to.shape.num_elements()));
+        RandomSequence random({.seed = 5}, RngUse::kTask);
+        for (float& value : values) value = random.next_unit() - 0.5f;
+        whole.set(whole.parameter(to.name), values);
+        const tensor::Buffer buffer =
+            pieces.backend->allocator().allocate(tensor::DType::kF32, to.shape, "test");
+        const tensor::TensorView view = buffer.view(tensor::DType::kF32, to.shape);
+        pieces.backend->upload(values.data(), view);
+        const int64_t granule = WeightStore::row_granule(to);
+        for (int64_t row = 0; row < to.shape[0]; row += granule) {
+          const int64_t count = std::min(granule, to.shape[0] - row);
+          pieces.model.weights().assign(*pieces.backend, to, view.slice_rows(row, count), row);
+        }
+      }
+      EXPECT_TRUE(test::weight_bytes(pieces) == test::weight_bytes(whole))
+          << weight_scales_name(scales);
+    }
+  }
+}
+
 TEST(WeightStore, OneScaleIsThatOfEveryRow) {
   TinyOptions o;
   o.precision.flow = Flow::kFp8Full;
