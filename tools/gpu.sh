@@ -11,7 +11,7 @@ results=${OCTET_RESULTS:-gpu-results.txt}
 octet=$build/octet
 parity=$build/tests/parity/cuda/cuda_parity_test
 sections=(build test sanitize exactness rollout-bf16 rollout-tensor rollout-channel rollout-block
-  attention products memory load smollm2 peers)
+  attention kernels products memory load smollm2 peers)
 
 usage() { echo "usage: tools/gpu.sh SECTION… of: all ${sections[*]}"; }
 
@@ -24,7 +24,7 @@ run() { keep "$octet" "$@"; }
 
 build() {
   cmake --preset cuda -B "$build" -DOCTET_TESTS=ON >/dev/null
-  cmake --build "$build" --target octet --target cuda_parity_test
+  cmake --build "$build" --target octet --target cuda_parity_test --target cuda_timing
 }
 
 test() { keep "$parity" --gtest_brief=1; }
@@ -32,7 +32,7 @@ test() { keep "$parity" --gtest_brief=1; }
 # Small cases of every kernel under the memory checker, those that share memory under the race one.
 sanitize() {
   keep compute-sanitizer --error-exitcode 1 --tool memcheck "$parity" --gtest_brief=1 \
-    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
+    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:OpsCudaFused.Draws*:OpsCudaFused.Att*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
   keep compute-sanitizer --error-exitcode 1 --tool racecheck "$parity" --gtest_brief=1 \
     --gtest_filter='OpsCuda.Norms*:OpsCuda.LogProbs*:*LinearCuda.WeightG*:AttentionCuda.Back*'
 }
@@ -68,6 +68,9 @@ rollout-channel() {
   run bench rollout --prompts 256 --load-in-fp8 channel --kv-cache-dtype bf16
 }
 rollout-block() { rollout --load-in-fp8 block; }
+
+# The small kernels of a step beside what their bytes take.
+kernels() { keep "$build/tests/parity/cuda/cuda_timing"; }
 
 attention() {
   run bench attention

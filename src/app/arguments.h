@@ -8,10 +8,11 @@
 namespace octet::app {
 
 struct DeviceArguments {
-  std::string device = "auto";   // "auto" | "cpu" | "cuda" | "cuda:N"
-  int threads = 0;               // 0: the processors this process may use
-  std::string cpu_isa = "auto";  // "auto" | "portable" | "avx2" | "avx512"
-  int64_t memory_limit = 0;      // bytes; 0: what the machine has
+  std::string device = "auto";    // "auto" | "cpu" | "cuda" | "cuda:N"
+  int threads = 0;                // 0: the processors this process may use
+  std::string cpu_isa = "auto";   // "auto" | "portable" | "avx2" | "avx512"
+  int64_t memory_limit = 0;       // bytes; 0: what the machine has
+  bool inexact_products = false;  // any algorithm of cuBLASLt: to measure what exactness costs
 };
 
 struct ModelArguments {

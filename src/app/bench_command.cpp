@@ -3,6 +3,7 @@
 #include "app/backend_choice.h"
 #include "app/bench_device.h"
 #include "app/bench_load.h"
+#include "app/bench_products.h"
 #include "app/bench_rollout.h"
 #include "app/commands.h"
 #include "app/output.h"
@@ -64,6 +65,7 @@ int run_bench(const BenchArguments& arguments) {
                arguments.what);
   }
   const DeviceArguments& device = arguments.device;
+  if (uses_cuda(device)) return run_bench_products(arguments);
   bench::GemmOptions options;
   options.isa = cpu_isa(device);
   options.num_threads = ThreadPool(device.threads).num_threads();

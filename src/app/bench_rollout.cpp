@@ -190,6 +190,7 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   (tokens - static_cast<double>(decode_first)) / (end - decode_begin), steps,
                   1e3 * (end - begin) / static_cast<double>(steps),
                   measured.num_preemptions - warm.num_preemptions));
+  if (arguments.device.inexact_products) print_line("  products are not exact");
   const auto again = [&] { return same_bits(engine.run(requests, sampling), completions); };
   const MemoryVerdict memory = check_memory(
       *backend, policy, plan, {.repeat = arguments.repeat, .remap = arguments.remap}, again);

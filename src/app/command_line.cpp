@@ -201,9 +201,12 @@ Run define_bench(CLI::App& command) {
   command.add_option("--folder", arguments->folder,
                      "load: where the checkpoint is; made there if it is not");
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
+  command.add_flag("--inexact", arguments->device.inexact_products,
+                   "on CUDA any matrix product, whatever its rows: what exactness costs");
   add_device_options(command, arguments->device);
   command.footer(
       "Example:\n  octet bench gemm --threads 1\n"
+      "  octet bench gemm --device cuda:0 --shape qwen3-8b\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256\n"
       "  octet bench load --shape qwen3-8b --folder /dev/shm/qwen3-8b");

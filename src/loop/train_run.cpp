@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "loop/checkpoint.h"
 #include "loop/run_folder.h"
 #include "loop/run_identity.h"
@@ -391,6 +392,9 @@ void TrainRun::save(int64_t steps_done) {
     save_state(backend_, policy_->model(), *trainer_, extra, path);
   });
   folder_->rotate_checkpoints(config_.train.save_total_limit);
+  if (const std::string choices = backend_.choices(); !choices.empty()) {
+    write_file_atomically(folder_->choices_path(), choices);
+  }
 }
 
 std::string TrainRun::export_result() {

@@ -182,8 +182,8 @@ std::vector<float> dequantise(const io::Fp8Linear& linear) {
   return values;
 }
 
-void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8Linear& linear,
-                     Assigner& assign) {
+void load_fp8_linear(ops::Backend& backend, WeightStore& weights, Parameter& parameter,
+                     const io::Fp8Linear& linear, Assigner& assign) {
   if (linear.codes.shape != parameter.shape) {
     fail(parameter.name, "the tensor must have the shape {}, but has {}",
          parameter.shape.to_string(), linear.codes.shape.to_string());
@@ -194,8 +194,7 @@ void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8L
       !parameter.quantized.empty() && parameter.quantized.scales.num_elements() == num_scales &&
       (num_scales == 1 || parameter.quantized.granularity == linear.granularity);
   if (same_scales && parameter.master.empty()) {
-    backend.upload(linear.codes.data, parameter.quantized.codes);
-    backend.upload(linear.scales.data(), parameter.quantized.scales);
+    weights.assign_codes(backend, parameter, linear.codes.data, linear.scales.data());
     return;
   }
   assign(parameter, dequantise(linear));
@@ -237,7 +236,8 @@ void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoin
     if (parameter.kind == ParameterKind::kLora) continue;
     const std::string module = parameter.name.substr(0, parameter.name.rfind('.'));
     if (parameter.kind == ParameterKind::kLinear && io::is_fp8_linear(checkpoint, module)) {
-      load_fp8_linear(backend, parameter, io::read_fp8_linear(checkpoint, module), assign);
+      load_fp8_linear(backend, model.weights(), parameter, io::read_fp8_linear(checkpoint, module),
+                      assign);
     } else {
       const TensorReader reader(checkpoint, checkpoint.spec(parameter.name, parameter.shape));
       assign(parameter, reader.dtype(), reader);

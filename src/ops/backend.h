@@ -33,6 +33,8 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // with what decides its bytes, as "cpu (avx512)"
+  // What was chosen by timing, as JSON, or nothing: a run keeps it. It decides no bytes.
+  virtual std::string choices() const { return {}; }
   virtual tensor::Allocator& allocator() = 0;
 
   // Bytes of the allocator that ops of this shape take for themselves, in whole pages.

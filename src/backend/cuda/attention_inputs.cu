@@ -3,6 +3,7 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/row_quantizer.cuh"
 #include "backend/cuda/device/row_vectors.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/fused.h"
 #include "backend/cuda/kv_cache.h"
 #include "backend/cuda/launch.cuh"
@@ -14,7 +15,7 @@ using tensor::DType;
 using tensor::Shape;
 using tensor::TensorView;
 
-constexpr int kThreads = 256;
+constexpr unsigned kMostThreads = 256;
 
 struct HeadRows {
   Bf16* data;  // [T, heads, D]; may be null
@@ -38,104 +39,136 @@ struct AttentionInputs {
   HeadRows q_out, k_out;
   Pages k_pages, v_pages;
   int num_slots, page_size;
-  int num_tokens, q_heads, kv_heads, width;
-  float eps;
+  int q_heads, kv_heads, width;
+  float inverse_width, eps;
   DeviceCounters* counters;
 };
 
-// Both sides of the rotation for these eight of a head, whose partners lie `half` away in the lane
-// `partner`; each side's own value stands first in its products, as in ops/rope.h.
-__device__ uint4 rotated8(const uint4& pairs, const uint4& partner, const float* row, int column,
-                          int half) {
+// Cosines and sines of these eight of a head; the sines' sign is that of their products.
+struct Turn {
+  float cosines[8], sines[8];
+};
+__device__ Turn turn_of(const float* row, int column, int half) {
   const bool is_high = column >= half;
-  const float* cosines = row + (is_high ? column - half : column);
-  float own[8], other[8], c[8], s[8];
+  const float* at = row + (is_high ? column - half : column);
+  Turn turn;
+  load_vector(at, turn.cosines);
+  load_vector(at + half, turn.sines);
+#pragma unroll
+  for (float& sine : turn.sines) sine = is_high ? sine : -sine;
+  return turn;
+}
+__device__ uint4 rotated8(const uint4& pairs, const uint4& partner, const Turn& turn) {
+  float own[8], other[8];
   unpack8(pairs, own);
   unpack8(partner, other);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float4 cosine = reinterpret_cast<const float4*>(cosines)[i];
-    const float4 sine = reinterpret_cast<const float4*>(cosines + half)[i];
-    c[4 * i] = cosine.x, c[4 * i + 1] = cosine.y, c[4 * i + 2] = cosine.z, c[4 * i + 3] = cosine.w;
-    s[4 * i] = sine.x, s[4 * i + 1] = sine.y, s[4 * i + 2] = sine.z, s[4 * i + 3] = sine.w;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float turned = other[i] * s[i];
-    own[i] = is_high ? own[i] * c[i] + turned : own[i] * c[i] - turned;
-  }
+  for (int i = 0; i < 8; ++i) own[i] = own[i] * turn.cosines[i] + other[i] * turn.sines[i];
   return pack8(own);
 }
 
-// kLanes neighbouring lanes take one head of one token, eight elements each. All lanes of a warp
-// stay together; those without a head work on zeros.
+// The blocks of one x take a token, kLanes neighbouring lanes one of its heads at a time, eight
+// elements each; heads of q, k and v stand in this order. The lanes of a warp stay together: those
+// without a head work on zeros.
 template <int kLanes, bool kQuantized>
-__global__ void __launch_bounds__(kThreads) attention_inputs_kernel(const AttentionInputs args) {
-  const int heads = args.q_heads + 2 * args.kv_heads;
-  const int index =
-      (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) / kLanes;
+__global__ void __launch_bounds__(kMostThreads, 3)
+    attention_inputs_kernel(const AttentionInputs args) {
+  await_predecessor();
+  const int64_t token = blockIdx.x;
+  const int groups = static_cast<int>(blockDim.x) / kLanes, step = groups * gridDim.y;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, column = 8 * lane;
-  const int token = index / heads, head = index % heads;
-  const bool is_inside = token < args.num_tokens && column < args.width;
-  const bool is_query = head < args.q_heads, is_value = head >= args.q_heads + args.kv_heads;
-  const bool turns = is_inside && !is_value;
-  // What is read of memory, all of it before the first use.
-  uint4 pairs = make_uint4(0, 0, 0, 0), weights = pairs;
-  int position = -1, slot = -1;
-  if (is_inside) {
-    pairs = load8(args.qkv + token * args.qkv_stride + head * args.width + column);
-    if (!is_value) position = args.positions[token];
-    if (!is_query) slot = args.slots[token];
-    const Bf16* norm = is_query ? args.q_norm : args.k_norm;
-    if (norm != nullptr && !is_value) weights = load8(norm + column);
-  }
-  if (args.q_norm != nullptr) {
-    const float squares = lanes_sum<kLanes>(add_squares(pairs, 0));
-    if (turns) pairs = normed8(pairs, weights, inverse_rms(squares, args.width, args.eps), 0.0f);
-  }
-  const int half = args.width / 2, step = half / 8;
-  const int partner = lane < step ? lane + step : lane - step;
-  const uint4 other = make_uint4(__shfl_sync(kAllLanes, pairs.x, partner, kLanes),
-                                 __shfl_sync(kAllLanes, pairs.y, partner, kLanes),
-                                 __shfl_sync(kAllLanes, pairs.z, partner, kLanes),
-                                 __shfl_sync(kAllLanes, pairs.w, partner, kLanes));
-  if (turns && position >= 0 && position < args.num_positions) {
-    pairs = rotated8(pairs, other, args.table + position * args.table_stride, column, half);
-  }
-  if (is_inside && is_query) {
-    store8(pairs, args.q_out.data + token * args.q_out.stride + head * args.width + column);
-  }
-  const int kv_head = head - args.q_heads - (is_value ? args.kv_heads : 0);
-  if (turns && !is_query && args.k_out.data != nullptr) {
-    store8(pairs, args.k_out.data + token * args.k_out.stride + kv_head * args.width + column);
-  }
+  const int half = args.width / 2, partner = column < half ? lane + half / 8 : lane - half / 8;
+  const int k_begin = args.q_heads, v_begin = k_begin + args.kv_heads;
+  const int end = column < args.width ? v_begin + args.kv_heads : 0;  // of this lane's heads
+  const Bf16* qkv = args.qkv + token * args.qkv_stride + column;
+  int head = static_cast<int>(blockIdx.y) * groups + static_cast<int>(threadIdx.x) / kLanes;
+  const auto load_head = [&](int index) {
+    return index < end ? load8(qkv + index * args.width) : make_uint4(0, 0, 0, 0);
+  };
+  uint4 pairs = load_head(head);
+  const int position = args.positions[token], slot = args.slots[token];
   const bool appends = slot >= 0 && slot < args.num_slots;
-  const Pages& pages = is_value ? args.v_pages : args.k_pages;
-  const int page = slot / args.page_size;
-  const int row = kv_head * args.page_size + slot % args.page_size;
-  const int64_t at = page * pages.stride + int64_t{row} * args.width + column;
-  if constexpr (kQuantized) {
-    RowEncoder<false> encoder;
-    uint32_t bits = join_halves(largest_of(pairs));
-    if (__any_sync(kAllLanes, bits >= kBf16Infinity)) bits = largest_finite_of(pairs);
+  Turn turn{};
+  if (end > 0 && position >= 0 && position < args.num_positions) {
+    turn = turn_of(args.table + position * args.table_stride, column, half);
+  }
+
+  // Norm and rotation; all lanes of the warp take part.
+  const bool norms = args.q_norm != nullptr;
+  const auto turned = [&](const uint4& weights) {
+    uint4 own = pairs;
+    if (norms) {
+      const float squares = lanes_sum<kLanes>(add_squares(own, 0));
+      own = normed8(own, weights, inverse_rms(squares, args.inverse_width, args.eps), 0.0f);
+    }
+    return rotated8(own,
+                    make_uint4(__shfl_sync(kAllLanes, own.x, partner, kLanes),
+                               __shfl_sync(kAllLanes, own.y, partner, kLanes),
+                               __shfl_sync(kAllLanes, own.z, partner, kLanes),
+                               __shfl_sync(kAllLanes, own.w, partner, kLanes)),
+                    turn);
+  };
+  RowEncoder<false> encoder;
+  const auto append = [&](const uint4& values, const Pages& pages, int kv_head, bool is_own) {
+    const int page = slot / args.page_size;
+    const int row = kv_head * args.page_size + slot % args.page_size;
+    const int64_t at = page * pages.stride + row * args.width + column;
+    const bool writes = is_own && appends;
+    if constexpr (kQuantized) {
+      uint32_t bits = join_halves(largest_of(values));
+      if (__any_sync(kAllLanes, bits >= kBf16Infinity)) bits = largest_finite_of(values);
 #pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+      }
+      if (writes) {
+        const float scale = scale_of<false>(__uint_as_float(bits << 16), false);
+        if (lane == 0) pages.scales[page * pages.scale_stride + row] = scale;
+        encoder.set_scale(scale);
+        *reinterpret_cast<uint2*>(static_cast<uint8_t*>(pages.data) + at) = encoder.encode(values);
+      }
+    } else if (writes) {
+      store8(values, static_cast<Bf16*>(pages.data) + at);
     }
-    if (appends) {
-      const float scale = scale_of<false>(__uint_as_float(bits << 16), false);
-      if (lane == 0) pages.scales[page * pages.scale_stride + row] = scale;
-      encoder.set_scale(scale);
-      *reinterpret_cast<uint2*>(static_cast<uint8_t*>(pages.data) + at) = encoder.encode(pairs);
+  };
+  // Calls body(is_own) as long as a group of the warp has a head before `bound`, and goes on to its
+  // next head, which is on its way meanwhile.
+  const auto for_heads = [&](int bound, const auto& body) {
+    while (__any_sync(kAllLanes, head < bound)) {
+      const uint4 next = load_head(head + step);
+      body(head < bound && head < end);
+      if (head < bound) {
+        head += step;
+        pairs = next;
+      }
     }
-    const int appended = __syncthreads_count(appends);
-    if (appended == 0) return;
+  };
+
+  uint4 weights = make_uint4(0, 0, 0, 0);
+  if (norms && end > 0) weights = load8(args.q_norm + column);
+  Bf16* q_out = args.q_out.data + token * args.q_out.stride + column;
+  for_heads(k_begin, [&](bool is_own) {
+    const uint4 q = turned(weights);
+    if (is_own) store8(q, q_out + head * args.width);
+  });
+  if (norms && end > 0) weights = load8(args.k_norm + column);
+  for_heads(v_begin, [&](bool is_own) {
+    const uint4 k = turned(weights);
+    if (is_own && args.k_out.data != nullptr) {
+      store8(k,
+             args.k_out.data + token * args.k_out.stride + (head - k_begin) * args.width + column);
+    }
+    append(k, args.k_pages, head - k_begin, is_own);
+  });
+  for_heads(v_begin + args.kv_heads,
+            [&](bool is_own) { append(pairs, args.v_pages, head - v_begin, is_own); });
+
+  if constexpr (kQuantized) {
     add_counts(encoder, args.counters);
-    if (threadIdx.x == 0) {
-      atomicAdd(&args.counters->elements, static_cast<unsigned long long>(8 * appended));
+    if (blockIdx.y == 0 && threadIdx.x == 0 && appends) {
+      atomicAdd(&args.counters->elements,
+                static_cast<unsigned long long>(2 * args.kv_heads * args.width));
     }
-  } else if (appends) {
-    store8(pairs, static_cast<Bf16*>(pages.data) + at);
   }
 }
 
@@ -176,12 +209,17 @@ Pages pages_of(const TensorView& data, const TensorView& scales) {
   return {data.data, data.row_stride, scales.as<float>(), scales.row_stride};
 }
 
+// Few tokens are spread over many blocks, a head to each group of lanes; of many, each is one small
+// block's.
 template <int kLanes>
-void launch_lanes(Context& context, const AttentionInputs& inputs, bool quantized) {
+void launch_lanes(Context& context, const AttentionInputs& inputs, int64_t num_tokens,
+                  bool quantized) {
   const int64_t heads = inputs.q_heads + 2 * inputs.kv_heads;
-  launch("attention_inputs", context.stream(),
-         {static_cast<unsigned>(divide_up(inputs.num_tokens * heads * kLanes, kThreads)),
-          dim3(kThreads)},
+  const bool many = num_tokens >= 8 * context.num_multiprocessors();
+  const unsigned num_threads = many ? 128 : kMostThreads;
+  const auto parts = static_cast<unsigned>(many ? 1 : divide_up(heads * kLanes, num_threads));
+  launch("attention_inputs", context,
+         {.grid = dim3(static_cast<unsigned>(num_tokens), parts), .num_threads = num_threads},
          quantized ? attention_inputs_kernel<kLanes, true> : attention_inputs_kernel<kLanes, false>,
          inputs);
 }
@@ -207,19 +245,19 @@ bool fused_attention_inputs(Context& context, const ops::AttentionInputsArgs& ar
                                .v_pages = pages_of(args.cache.v, args.cache.v_scale),
                                .num_slots = static_cast<int>(cache[0] * args.cache.page_size()),
                                .page_size = static_cast<int>(args.cache.page_size()),
-                               .num_tokens = static_cast<int>(args.qkv.rows()),
                                .q_heads = static_cast<int>(args.q_out.shape[1]),
                                .kv_heads = static_cast<int>(args.cache.num_heads()),
                                .width = static_cast<int>(cache[3]),
+                               .inverse_width = 1.0f / static_cast<float>(cache[3]),
                                .eps = args.eps,
                                .counters = context.counters()};
   const bool quantized = args.cache.k.dtype == DType::kE4M3;
   if (inputs.width <= 64) {
-    launch_lanes<8>(context, inputs, quantized);
+    launch_lanes<8>(context, inputs, args.qkv.rows(), quantized);
   } else if (inputs.width <= 128) {
-    launch_lanes<16>(context, inputs, quantized);
+    launch_lanes<16>(context, inputs, args.qkv.rows(), quantized);
   } else {
-    launch_lanes<32>(context, inputs, quantized);
+    launch_lanes<32>(context, inputs, args.qkv.rows(), quantized);
   }
   return true;
 }

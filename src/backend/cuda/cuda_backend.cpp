@@ -19,10 +19,12 @@ class CudaBackend final : public ops::Backend {
  public:
   CudaBackend(const CudaOptions& options, std::string name)
       : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {
+    if (options.inexact_products) context_.library().set_inexact();
     if (options.portable) context_.force_portable();
   }
 
   std::string name() const override { return name_; }
+  std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
   int64_t workspace_bytes(const ops::WorkspaceShape& shape) const override {
     return cuda::workspace_bytes(context_, shape);
@@ -118,9 +120,7 @@ class CudaBackend final : public ops::Backend {
   }
   void kv_append(const ops::KvAppendArgs& args) override { cuda::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
-  void attention(const ops::AttentionArgs& args) override {
-    cuda::attention(context_, args);
-  }
+  void attention(const ops::AttentionArgs& args) override { cuda::attention(context_, args); }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cuda::attention_backward(context_, args);
   }
@@ -186,6 +186,8 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
 }
 
 std::string describe_libraries() { return LibraryProducts().description(); }
+
+std::string describe_choices() { return describe_product_choices(); }
 
 std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options) {
   std::string why_none;

@@ -17,18 +17,19 @@ struct GatedRows {
   int64_t in_stride;
   Bf16* out;  // may be null
   int64_t out_stride;
-  int width, parts;
+  int width;
   bool gelu;
   QuantizedRows quantized;
 };
 
-// `parts` neighbouring blocks take a row, a thread kVectors times eight elements of it.
-template <int kVectors>
+// The blocks of one x take a row, a thread kVectors times eight elements of it.
+template <RowScales kScales, int kVectors>
 __global__ void __launch_bounds__(1024) gated_rows_kernel(const GatedRows args) {
-  const int part = static_cast<int>(blockIdx.x) % args.parts;
-  const int64_t row = blockIdx.x / static_cast<unsigned>(args.parts);
+  await_predecessor();
+  const int64_t row = blockIdx.x;
   const int step = 8 * static_cast<int>(blockDim.x);
-  const int first = part * kVectors * step + 8 * static_cast<int>(threadIdx.x);
+  const int first =
+      static_cast<int>(blockIdx.y) * kVectors * step + 8 * static_cast<int>(threadIdx.x);
   const Bf16* in = args.gate_up + row * args.in_stride;
   uint4 gates[kVectors], ups[kVectors];
 #pragma unroll
@@ -52,9 +53,16 @@ __global__ void __launch_bounds__(1024) gated_rows_kernel(const GatedRows args) 
       store8(gates[v], args.out + row * args.out_stride + column);
     }
   }
-  if (args.quantized.codes != nullptr) {
-    quantize_row<false, true>(gates, row, first, args.width, args.quantized);
+  if constexpr (kScales != RowScales::kNone) {
+    quantize_row<false, kScales, true>(gates, row, first, args.width, args.quantized);
   }
+}
+
+template <RowScales kScales>
+auto kernel_of(int per_thread) {
+  return per_thread == 1   ? gated_rows_kernel<kScales, 1>
+         : per_thread == 2 ? gated_rows_kernel<kScales, 2>
+                           : gated_rows_kernel<kScales, 4>;
 }
 
 }  // namespace
@@ -72,18 +80,18 @@ bool fused_gated_activation(Context& context, const ops::GatedActivationArgs& ar
   }
   const QuantizedRows quantized = quantized_rows(context, args.quantized);
   const RowShares shares =
-      shares_of(num_rows, width, quantizes && !quantized.by_block, context.num_multiprocessors());
-  const auto kernel = shares.per_thread == 1   ? gated_rows_kernel<1>
-                      : shares.per_thread == 2 ? gated_rows_kernel<2>
-                                               : gated_rows_kernel<4>;
+      shares_of(context, num_rows, width, quantized.kind == RowScales::kPerRow);
+  const auto kernel =
+      quantized.kind == RowScales::kNone     ? kernel_of<RowScales::kNone>(shares.per_thread)
+      : quantized.kind == RowScales::kPerRow ? kernel_of<RowScales::kPerRow>(shares.per_thread)
+                                             : kernel_of<RowScales::kPerBlock>(shares.per_thread);
   const bool writes_out = !quantizes || args.quantized.keep_dense;
-  launch("gated_activation", context.stream(), shares.launch, kernel,
+  launch("gated_activation", context, shares.launch, kernel,
          GatedRows{.gate_up = args.gate_up.as<Bf16>(),
                    .in_stride = args.gate_up.row_stride,
                    .out = writes_out ? args.out.as<Bf16>() : nullptr,
                    .out_stride = args.out.row_stride,
                    .width = static_cast<int>(width),
-                   .parts = shares.parts,
                    .gelu = args.activation == ops::Activation::kGeluTanh,
                    .quantized = quantized});
   return true;

@@ -1,30 +1,43 @@
-// Launching with attributes that the <<<>>> syntax does not have.
+// Launching with attributes that the <<<>>> syntax does not have; Hopper's, so not where the
+// portable kernels serve.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/context.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 
+// A kernel started by `launch` may be resident before the one queued ahead of it is done: first of
+// all it waits for that one's results. It lets its own successor come likewise.
+__device__ inline void await_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 struct LaunchShape {
-  unsigned num_blocks;
-  dim3 block;
-  unsigned cluster = 1;  // neighbouring blocks that run together
+  dim3 grid;
+  unsigned num_threads;
+  bool clustered = false;  // the blocks of one x run together
 };
 
 template <class... Parameters>
-void launch(std::string_view op, cudaStream_t stream, const LaunchShape& shape,
+void launch(std::string_view op, Context& context, const LaunchShape& shape,
             void (*kernel)(Parameters...), const Parameters&... parameters) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {.x = shape.cluster, .y = 1, .z = 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = 1, .y = shape.grid.y, .z = 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(shape.num_blocks);
-  config.blockDim = shape.block;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(shape.num_threads);
+  config.stream = context.stream();
+  config.attrs = attributes;
+  config.numAttrs = context.portable() ? 0 : shape.clustered ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, parameters...), op);
 }
 

@@ -1,6 +1,6 @@
 // Log-probabilities, entropies and their gradient.
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/row_stats.h"
 #include "backend/cuda/status.h"
@@ -10,6 +10,8 @@ namespace {
 
 using tensor::DType;
 using tensor::TensorView;
+
+constexpr int kVectors = kSegmentColumns / (4 * kSegmentThreads);
 
 __device__ double entropy_of(const RowStats& stats) {
   return log(stats.sum) - stats.weighted / stats.sum;
@@ -35,16 +37,25 @@ __global__ void log_probs_kernel(const float* logits, int64_t stride, Segments s
 
 // dlogits may be the logits themselves: each element is read once, by the thread that writes it,
 // after all have been read for the sums. A block takes a part of a row, a segment wide.
+template <class T>
 __global__ void __launch_bounds__(kSegmentThreads)
     log_probs_backward_kernel(const float* logits, int64_t stride, Segments segments,
                               const int32_t* targets, const float* dlog_probs,
-                              const float* dentropy, FloatArray dlogits, int64_t out_stride,
-                              float temperature, int64_t num_known, int64_t num_columns,
-                              int num_parts) {
+                              const float* dentropy, T* dlogits, int64_t out_stride,
+                              bool stores_vectors, float temperature, int64_t num_known,
+                              int64_t num_columns, int num_parts) {
   const int64_t row = blockIdx.x / static_cast<unsigned>(num_parts);
-  const int64_t begin = int64_t{blockIdx.x % static_cast<unsigned>(num_parts)} * kSegmentColumns;
-  const int64_t end = min(begin + kSegmentColumns, num_columns);
-  const float* from = logits + row * stride;
+  const int begin =
+      static_cast<int>(blockIdx.x % static_cast<unsigned>(num_parts)) * kSegmentColumns;
+  const int width = static_cast<int>(min(num_columns - begin, int64_t{kSegmentColumns}));
+  const float* from = logits + row * stride + begin;
+  const bool vectors = is_vector_aligned(from);
+  float z[kVectors][4];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    load_logits(from, 4 * (k * kSegmentThreads + static_cast<int>(threadIdx.x)), width, vectors,
+                z[k]);
+  }
   const RowStats stats =
       fold_segments(segments.stats + row * segments.count, segments.count, temperature);
   const auto inverse_sum = static_cast<float>(1 / stats.sum);
@@ -53,17 +64,32 @@ __global__ void __launch_bounds__(kSegmentThreads)
   const int32_t target = targets[row];
   const float dlog_prob = target == -1 ? 0.0f : dlog_probs[row];
   const float dh = dentropy == nullptr ? 0.0f : dentropy[row];
-  for (int64_t i = begin + threadIdx.x; i < end; i += kSegmentThreads) {
-    float value = 0;
-    if (i < num_known) {
-      const float distance = distance_of(from[i], temperature, stats.maximum);
-      const float p = expf(distance) * inverse_sum;
-      if (p != 0.0f) {  // p = 0 with log p = −∞ counts as 0
-        value = __fdiv_rn(-(p * fmaf(dh, distance - log_sum + entropy, dlog_prob)), temperature);
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int first = 4 * (k * kSegmentThreads + static_cast<int>(threadIdx.x));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int id = begin + first + j;
+      float value = 0;
+      if (id < num_known) {
+        const float distance = distance_of(z[k][j], temperature, stats.maximum);
+        const float p = expf(distance) * inverse_sum;
+        if (p != 0.0f) {  // p = 0 with log p = −∞ counts as 0
+          value = scaled(-(p * fmaf(dh, distance - log_sum + entropy, dlog_prob)), temperature);
+        }
+        if (id == target) value += scaled(dlog_prob, temperature);
       }
-      if (i == target) value += __fdiv_rn(dlog_prob, temperature);
+      z[k][j] = value;
     }
-    dlogits.set(row * out_stride + i, value);
+    T* to = dlogits + row * out_stride + begin + first;
+    if (stores_vectors && first + 4 <= width) {
+      store_vector(z[k], to);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (first + j < width) store(z[k][j], to + j);
+      }
+    }
   }
 }
 
@@ -111,12 +137,17 @@ void log_probs_backward(Context& context, const ops::LogProbsBackwardArgs& args)
   const Segments segments =
       segment_stats(context, args.logits, args.num_known, {args.temperature, nullptr}, true);
   const int64_t columns = args.logits.shape[1], parts = divide_up(columns, kSegmentColumns);
-  log_probs_backward_kernel<<<static_cast<unsigned>(rows * parts), kSegmentThreads, 0,
-                              context.stream()>>>(
-      args.logits.as<float>(), args.logits.row_stride, segments, args.targets.as<int32_t>(),
-      args.dlog_probs.as<float>(), args.dentropy.as<float>(),
-      {args.dlogits.data, args.dlogits.dtype == DType::kBF16}, args.dlogits.row_stride,
-      args.temperature, args.num_known, columns, static_cast<int>(parts));
+  const bool stores_vectors = takes_vectors(args.dlogits, 4, 4);
+  const auto launch = [&](auto element) {
+    using T = decltype(element);
+    log_probs_backward_kernel<<<static_cast<unsigned>(rows * parts), kSegmentThreads, 0,
+                                context.stream()>>>(
+        args.logits.as<float>(), args.logits.row_stride, segments, args.targets.as<int32_t>(),
+        args.dlog_probs.as<float>(), args.dentropy.as<float>(), args.dlogits.as<T>(),
+        args.dlogits.row_stride, stores_vectors, args.temperature, args.num_known, columns,
+        static_cast<int>(parts));
+  };
+  args.dlogits.dtype == DType::kBF16 ? launch(Bf16()) : launch(0.0f);
   check_launch(kOp);
 }
 

@@ -24,24 +24,35 @@ struct NormRows {
   Rows x, branch, sum, y;  // branch and y may be null
   const Bf16* weight;
   int width;
-  float eps, weight_offset;
+  float inverse_width, eps, weight_offset;
   QuantizedRows quantized;
 };
 
-// Σ over the block, of one warp up.
-__device__ float row_sum(float value) {
-  __shared__ float parts[32];
-  value = lanes_sum<32>(value);
-  if (blockDim.x == 32) return value;
+// Σ over a row whose vector v of this thread adds up to sums[v]. The order is a function of the
+// width alone: 32 neighbouring vectors add up as the lanes of a warp, then those sums, whoever
+// holds them.
+template <int kVectors>
+__device__ float row_sum(float (&sums)[kVectors]) {
+  __shared__ float parts[32 * kVectors];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (lane == 0) parts[warp] = value;
+  const int num_warps = static_cast<int>(blockDim.x / 32);
+#pragma unroll
+  for (float& sum : sums) sum = lanes_sum<32>(sum);
+  if (kVectors == 1 && num_warps == 1) return sums[0];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (lane == 0) parts[v * num_warps + warp] = sums[v];
+  }
   __syncthreads();
-  return lanes_sum<32>(lane < static_cast<int>(blockDim.x / 32) ? parts[lane] : 0.0f);
+  float sum = 0;
+  for (int i = lane; i < kVectors * num_warps; i += 32) sum += parts[i];
+  return lanes_sum<32>(sum);
 }
 
 // A block takes a row, a thread kVectors times eight elements of it.
-template <int kVectors>
+template <RowScales kScales, int kVectors>
 __global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
+  await_predecessor();
   const int64_t row = blockIdx.x;
   const int first = 8 * static_cast<int>(threadIdx.x), step = 8 * static_cast<int>(blockDim.x);
   uint4 values[kVectors], others[kVectors], weights[kVectors];
@@ -56,7 +67,7 @@ __global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
     }
     weights[v] = load8(args.weight + column);
   }
-  float squares = 0;
+  float squares[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
@@ -69,9 +80,9 @@ __global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
       values[v] = pack8(a);
       if (column < args.width) store8(values[v], args.sum.data + row * args.sum.stride + column);
     }
-    squares = add_squares(values[v], squares);
+    squares[v] = add_squares(values[v], 0);
   }
-  const float inverse = inverse_rms(row_sum(squares), args.width, args.eps);
+  const float inverse = inverse_rms(row_sum(squares), args.inverse_width, args.eps);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
@@ -82,8 +93,8 @@ __global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
       store8(values[v], args.y.data + row * args.y.stride + column);
     }
   }
-  if (args.quantized.codes != nullptr) {
-    quantize_row<false, false>(values, row, first, args.width, args.quantized);
+  if constexpr (kScales != RowScales::kNone) {
+    quantize_row<false, kScales, false>(values, row, first, args.width, args.quantized);
   }
 }
 
@@ -91,7 +102,8 @@ __global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
 // take one each.
 template <int kLanes>
 __global__ void norm_heads_kernel(Rows x, const Bf16* weight, Rows y, int64_t num_rows, int heads,
-                                  int width, float eps, float weight_offset) {
+                                  int width, float inverse_width, float eps, float weight_offset) {
+  await_predecessor();
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * 8;
   const bool is_inside = row < num_rows && column < width;
@@ -101,10 +113,17 @@ __global__ void norm_heads_kernel(Rows x, const Bf16* weight, Rows y, int64_t nu
     values = load8(x.data + at * x.stride + within);
     weights = load8(weight + column);
   }
-  const float inverse = inverse_rms(lanes_sum<kLanes>(add_squares(values, 0)), width, eps);
+  const float inverse = inverse_rms(lanes_sum<kLanes>(add_squares(values, 0)), inverse_width, eps);
   if (is_inside) {
     store8(normed8(values, weights, inverse, weight_offset), y.data + at * y.stride + within);
   }
+}
+
+template <RowScales kScales>
+auto kernel_of(int per_thread) {
+  return per_thread == 1   ? norm_rows_kernel<kScales, 1>
+         : per_thread == 2 ? norm_rows_kernel<kScales, 2>
+                           : norm_rows_kernel<kScales, 4>;
 }
 
 bool suits(const TensorView& view, const TensorView& like, int64_t width) {
@@ -119,7 +138,8 @@ bool is_vector(const TensorView& view, int64_t width) {
 }  // namespace
 
 bool fused_rms_norm(Context& context, const ops::RmsNormArgs& args) {
-  constexpr int64_t kMaxThreads = 1024, kMaxVectors = 4, kThreads = 256;
+  constexpr int64_t kMaxThreads = 1024, kMaxVectors = 4;
+  constexpr unsigned kThreads = 256;
   const TensorView& x = args.x;
   const int rank = x.shape.rank();
   if (rank < 2 || rank > 3) return false;
@@ -135,32 +155,36 @@ bool fused_rms_norm(Context& context, const ops::RmsNormArgs& args) {
     const auto kernel = lanes == 8    ? norm_heads_kernel<8>
                         : lanes == 16 ? norm_heads_kernel<16>
                                       : norm_heads_kernel<32>;
-    launch("rms_norm", context.stream(),
-           {static_cast<unsigned>(divide_up(all * lanes, kThreads)), dim3(kThreads)}, kernel,
+    launch("rms_norm", context,
+           {dim3(static_cast<unsigned>(divide_up(all * lanes, kThreads))), kThreads}, kernel,
            rows_of(x), static_cast<const Bf16*>(args.weight.as<Bf16>()), rows_of(args.y), all,
-           static_cast<int>(heads), static_cast<int>(width), args.eps, args.weight_offset);
+           static_cast<int>(heads), static_cast<int>(width), 1.0f / static_cast<float>(width),
+           args.eps, args.weight_offset);
     return true;
   }
   if (rank != 2 || vectors > kMaxThreads * kMaxVectors) return false;
   if (has_branch && !(suits(args.branch, x, width) && suits(args.sum, x, width))) return false;
   if (!takes_quantized(args.quantized, num_rows, width)) return false;
-  // A function of the width alone, since it decides the order of the sum.
-  const int per_thread = vectors <= kMaxThreads ? 1 : vectors <= 2 * kMaxThreads ? 2 : 4;
+  const bool many = num_rows >= 8 * context.num_multiprocessors();
+  const int per_thread = vectors > 2 * kMaxThreads ? 4 : many || vectors > kMaxThreads ? 2 : 1;
   const auto threads = static_cast<unsigned>(round_up(divide_up(vectors, per_thread), 32));
-  const auto kernel = per_thread == 1   ? norm_rows_kernel<1>
-                      : per_thread == 2 ? norm_rows_kernel<2>
-                                        : norm_rows_kernel<4>;
+  const QuantizedRows quantized = quantized_rows(context, args.quantized);
+  const auto kernel = quantized.kind == RowScales::kNone ? kernel_of<RowScales::kNone>(per_thread)
+                      : quantized.kind == RowScales::kPerRow
+                          ? kernel_of<RowScales::kPerRow>(per_thread)
+                          : kernel_of<RowScales::kPerBlock>(per_thread);
   const bool writes_y = !quantizes || args.quantized.keep_dense;
-  launch("rms_norm", context.stream(), {static_cast<unsigned>(num_rows), dim3(threads)}, kernel,
+  launch("rms_norm", context, {dim3(static_cast<unsigned>(num_rows)), threads}, kernel,
          NormRows{.x = rows_of(x),
                   .branch = has_branch ? rows_of(args.branch) : Rows{},
                   .sum = has_branch ? rows_of(args.sum) : Rows{},
                   .y = writes_y ? rows_of(args.y) : Rows{},
                   .weight = args.weight.as<Bf16>(),
                   .width = static_cast<int>(width),
+                  .inverse_width = 1.0f / static_cast<float>(width),
                   .eps = args.eps,
                   .weight_offset = args.weight_offset,
-                  .quantized = quantized_rows(context, args.quantized)});
+                  .quantized = quantized});
   return true;
 }
 

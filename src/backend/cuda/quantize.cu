@@ -40,15 +40,16 @@ struct Target {
   bool pow2;
 };
 
-// BF16 rows in registers: `parts` neighbouring blocks take a row, a thread kVectors times eight
+// BF16 rows in registers: the blocks of one x take a row, a thread kVectors times eight
 // elements of it.
-template <bool kE5M2, int kVectors>
+template <bool kE5M2, RowScales kScales, int kVectors>
 __global__ void __launch_bounds__(1024)
-    vectors_kernel(const Bf16* x, int64_t stride, int width, int parts, QuantizedRows to) {
-  const int64_t row = blockIdx.x / static_cast<unsigned>(parts);
-  const int part = static_cast<int>(blockIdx.x) % parts;
+    vectors_kernel(const Bf16* x, int64_t stride, int width, QuantizedRows to) {
+  await_predecessor();
+  const int64_t row = blockIdx.x;
   const int step = 8 * static_cast<int>(blockDim.x);
-  const int first = part * kVectors * step + 8 * static_cast<int>(threadIdx.x);
+  const int first =
+      static_cast<int>(blockIdx.y) * kVectors * step + 8 * static_cast<int>(threadIdx.x);
   uint4 pairs[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(1024)
     pairs[v] = make_uint4(0, 0, 0, 0);
     if (column < width) pairs[v] = load8(x + row * stride + column);
   }
-  quantize_row<kE5M2, true>(pairs, row, first, width, to);
+  quantize_row<kE5M2, kScales, true>(pairs, row, first, width, to);
 }
 
 // One scale per row: a block each.
@@ -185,16 +186,21 @@ __global__ void dequantize_kernel(const uint8_t* codes, int64_t stride, ScaleLay
   }
 }
 
+template <bool kE5M2, RowScales kScales>
+auto kernel_of(int per_thread) {
+  return per_thread == 1   ? vectors_kernel<kE5M2, kScales, 1>
+         : per_thread == 2 ? vectors_kernel<kE5M2, kScales, 2>
+                           : vectors_kernel<kE5M2, kScales, 4>;
+}
+
 template <bool kE5M2>
 void launch_vectors(Context& context, const TensorView& x, const QuantizedRows& to) {
-  const int64_t rows = x.shape[0], columns = x.shape[1];
-  const RowShares shares = shares_of(rows, columns, !to.by_block, context.num_multiprocessors());
-  const auto kernel = shares.per_thread == 1   ? vectors_kernel<kE5M2, 1>
-                      : shares.per_thread == 2 ? vectors_kernel<kE5M2, 2>
-                                               : vectors_kernel<kE5M2, 4>;
-  launch("quantize", context.stream(), shares.launch, kernel,
-         static_cast<const Bf16*>(x.as<Bf16>()), x.row_stride, static_cast<int>(columns),
-         shares.parts, to);
+  const bool per_row = to.kind == RowScales::kPerRow;
+  const RowShares shares = shares_of(context, x.shape[0], x.shape[1], per_row);
+  const auto kernel = per_row ? kernel_of<kE5M2, RowScales::kPerRow>(shares.per_thread)
+                              : kernel_of<kE5M2, RowScales::kPerBlock>(shares.per_thread);
+  launch("quantize", context, shares.launch, kernel, static_cast<const Bf16*>(x.as<Bf16>()),
+         x.row_stride, static_cast<int>(x.shape[1]), to);
 }
 
 template <bool kE5M2>

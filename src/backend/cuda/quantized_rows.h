@@ -36,38 +36,39 @@ inline QuantizedRows quantized_rows(Context& context, const ops::QuantizedOutput
   return {.codes = out.codes.as<uint8_t>(),
           .stride = out.codes.row_stride,
           .scales = out.scales.as<float>(),
-          .by_block = out.granularity == tensor::Granularity::kRowBlock,
+          .kind = out.granularity == tensor::Granularity::kRow ? RowScales::kPerRow
+                                                               : RowScales::kPerBlock,
           .pow2 = output.scale_format == tensor::ScaleFormat::kPow2,
           .elements = out.codes.num_elements(),
           .counters = context.counters()};
 }
 
-// How kernels that need nothing else of a row share rows of `width` out: `parts` blocks to a row,
-// `per_thread` (1, 2 or 4) vectors of eight to a thread. Few rows are spread over many blocks. A
-// row with one scale takes one block, or one cluster.
+// How kernels that need nothing else of a row share rows of `width` out: a grid of rows × parts,
+// `per_thread` (1, 2 or 4) vectors of eight to a thread. Few rows are spread over many blocks; a
+// row with one scale takes one block, or, where that is much work, one cluster.
 struct RowShares {
-  int per_thread, parts;
+  int per_thread;
   LaunchShape launch;
 };
-inline RowShares shares_of(int64_t rows, int64_t width, bool one_scale, int num_multiprocessors) {
-  constexpr int64_t kThreads = 256, kWidestCluster = 8;
+inline RowShares shares_of(const Context& context, int64_t rows, int64_t width, bool one_scale) {
+  const int num_multiprocessors = context.num_multiprocessors();
   const int64_t vectors = divide_up(width, 8);
-  int64_t per_thread = 1, parts = 1;
+  const bool many = rows >= 8 * num_multiprocessors;
+  int64_t parts = 1, per_thread = 1;
   if (!one_scale) {
-    per_thread = rows * vectors >= 16 * kThreads * num_multiprocessors ? 2 : 1;
-    parts = divide_up(vectors, kThreads * per_thread);
-  } else if (rows * 4 <= num_multiprocessors && vectors > kThreads / 2) {
-    while (parts < kWidestCluster && vectors > parts * kThreads / 2) parts *= 2;
-    per_thread = vectors <= parts * kThreads ? 1 : 2;
+    per_thread = many ? 4 : 1;
+    parts = divide_up(vectors, many ? 512 : 256);
+  } else if (vectors > 1024 && rows <= num_multiprocessors && !context.portable()) {
+    parts = rows * 4 <= num_multiprocessors ? 8 : rows * 2 <= num_multiprocessors ? 4 : 2;
+    per_thread = vectors <= 256 * parts ? 1 : 2;
   } else {
-    per_thread = vectors <= kThreads ? 1 : vectors <= 4 * kThreads ? 2 : 4;
+    per_thread = many || vectors > 2048 ? 4 : vectors <= 512 ? 1 : 2;
   }
-  const int64_t threads = round_up(divide_up(vectors, per_thread * parts), 32);
-  return {static_cast<int>(per_thread),
-          static_cast<int>(parts),
-          {.num_blocks = static_cast<unsigned>(rows * parts),
-           .block = dim3(static_cast<unsigned>(threads)),
-           .cluster = one_scale ? static_cast<unsigned>(parts) : 1}};
+  return {
+      static_cast<int>(per_thread),
+      {.grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts)),
+       .num_threads = static_cast<unsigned>(round_up(divide_up(vectors, per_thread * parts), 32)),
+       .clustered = one_scale && parts > 1}};
 }
 
 }  // namespace octet::cuda

@@ -39,7 +39,7 @@ __global__ void norm_kernel(const T* x, int64_t x_stride, FloatArray weight, T* 
     const float value = load(from + i);
     sum = fmaf(value, value, sum);
   }
-  const float inverse = inverse_rms(row_sum(sum), rows.width, eps);
+  const float inverse = inverse_rms(row_sum(sum), __frcp_rn(static_cast<float>(rows.width)), eps);
   for (int64_t i = threadIdx.x; i < rows.width; i += blockDim.x) {
     store(load(from + i) * inverse * (weight.get(i) + weight_offset), to + i);
   }
@@ -61,7 +61,7 @@ __global__ void norm_backward_kernel(const T* dy, int64_t dy_stride, const T* x,
     sum = fmaf(value, value, sum);
     dot = fmaf(load(dy_row + i) * (weight.get(i) + weight_offset), value, dot);
   }
-  const float inverse = inverse_rms(row_sum(sum), rows.width, eps);
+  const float inverse = inverse_rms(row_sum(sum), __frcp_rn(static_cast<float>(rows.width)), eps);
   const float mean_dot = __fdiv_rn(row_sum(dot), static_cast<float>(rows.width));
   const float pull = inverse * inverse * inverse * mean_dot;
   for (int64_t i = threadIdx.x; i < rows.width; i += blockDim.x) {
@@ -83,7 +83,7 @@ __global__ void inverse_rms_kernel(const T* x, int64_t x_stride, RowLayout rows,
     const float value = load(from + i);
     sum = fmaf(value, value, sum);
   }
-  const float inverse = inverse_rms(row_sum(sum), rows.width, eps);
+  const float inverse = inverse_rms(row_sum(sum), __frcp_rn(static_cast<float>(rows.width)), eps);
   if (threadIdx.x == 0) stats[row] = inverse;
 }
 

@@ -19,19 +19,13 @@ __global__ void __launch_bounds__(kSegmentThreads)
   const int begin = static_cast<int>(blockIdx.x % static_cast<unsigned>(count)) * kSegmentColumns;
   const float* from = logits + row * stride + begin;
   const int width = static_cast<int>(min(num_known - begin, int64_t{kSegmentColumns}));
-  const bool vectors = reinterpret_cast<uintptr_t>(from) % 16 == 0;
+  const bool vectors = is_vector_aligned(from);
   const float temperature = temperatures.at(row);
   float z[kVectors][4], largest = -INFINITY;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int i = 4 * (k * kSegmentThreads + static_cast<int>(threadIdx.x));
-    if (vectors && i + 4 <= width) {
-      const float4 part = *reinterpret_cast<const float4*>(from + i);
-      z[k][0] = part.x, z[k][1] = part.y, z[k][2] = part.z, z[k][3] = part.w;
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) z[k][j] = i + j < width ? from[i + j] : -INFINITY;
-    }
+    load_logits(from, 4 * (k * kSegmentThreads + static_cast<int>(threadIdx.x)), width, vectors,
+                z[k]);
   }
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {

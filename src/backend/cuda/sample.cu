@@ -259,13 +259,19 @@ __device__ int first_exceeding(const float* logits, int begin, int end, float te
   __shared__ double warp_sums[kSegmentThreads / 32];
   __shared__ int found, last;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int from = begin + kPerThread * static_cast<int>(threadIdx.x);
-  float e[kPerThread];
+  const int within = kPerThread * static_cast<int>(threadIdx.x), from = begin + within;
+  float e[kPerThread / 4][4];
+#pragma unroll
+  for (int k = 0; k < kPerThread / 4; ++k) {
+    load_logits(logits + begin, within + 4 * k, end - begin, is_vector_aligned(logits + begin),
+                e[k]);
+  }
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    e[i] = from + i < end ? expf(distance_of(logits[from + i], temperature, reference)) : 0.0f;
-    sum += double{e[i]};
+    float& value = e[i / 4][i % 4];
+    value = expf(distance_of(value, temperature, reference));
+    sum += double{value};
   }
   double cumulated = warp_prefix(sum);
   if (lane == 31) warp_sums[warp] = cumulated;
@@ -277,9 +283,10 @@ __device__ int first_exceeding(const float* logits, int begin, int end, float te
     int own = -1, own_last = -1;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      if (e[i] == 0.0f) continue;
+      const float value = e[i / 4][i % 4];
+      if (value == 0.0f) continue;
       own_last = from + i;
-      before += double{e[i]};
+      before += double{value};
       if (own < 0 && before > target) own = from + i;
     }
     if (own >= 0) atomicMin(&found, own);
@@ -297,16 +304,21 @@ __global__ void __launch_bounds__(kSegmentThreads) draw_kernel(const Draw draw) 
   const float temperature = greedy ? 1.0f : params.temperature;
   const float* logits = draw.logits + row * draw.stride;
   const SegmentStats* segments = draw.segments.stats + row * draw.segments.count;
-  const RowStats stats = fold_segments(segments, draw.segments.count, temperature);
+  __shared__ RowStats shared_stats;
+  __shared__ Place shared_place;
+  if (threadIdx.x < 32) {
+    const RowStats stats = fold_segments(segments, draw.segments.count, temperature);
+    const Place place = greedy || !isfinite(stats.sum)
+                            ? Place{segment_of_largest(draw.segments, segments, stats.largest), 0}
+                            : segment_beyond(draw.segments, segments, temperature, stats.maximum,
+                                             unit_of(params.random) * stats.sum);
+    if (threadIdx.x == 0) shared_stats = stats, shared_place = place;
+  }
+  __syncthreads();
+  const RowStats stats = shared_stats;
+  const Place place = shared_place;
   const bool is_finite = isfinite(stats.sum);
   if (is_finite && is_filtered(params, draw.n)) return;
-  Place place{};
-  if (greedy || !is_finite) {
-    place.segment = segment_of_largest(draw.segments, segments, stats.largest);
-  } else {
-    place = segment_beyond(draw.segments, segments, temperature, stats.maximum,
-                           unit_of(params.random) * stats.sum);
-  }
   const int begin = place.segment * kSegmentColumns;
   const int end = min(begin + kSegmentColumns, static_cast<int>(draw.n));
   const int id =

@@ -74,7 +74,10 @@ TEST_F(OpsCudaFused, QuantisesRowsOfAllSizes) {
                                                                               {34, 12288},
                                                                               {2, 25600},
                                                                               {50, 25600},
-                                                                              {3, 32768}}) {
+                                                                              {3, 32768},
+                                                                              {1100, 520},
+                                                                              {1100, 4096},
+                                                                              {100, 12288}}) {
     const Array x = rows_of_all_sizes(rows, columns);
     for (const DType dtype : {DType::kE4M3, DType::kE5M2}) {
       for (const Granularity granularity : {Granularity::kRow, Granularity::kRowBlock}) {
@@ -187,6 +190,37 @@ TEST_F(OpsCudaFused, ActivationsQuantise) {
   }
 }
 
+// Kernels share many rows out otherwise than few.
+TEST_F(OpsCudaFused, ManyRowsAreTheSameRows) {
+  constexpr int64_t kRows = 1100, kFew = 3;
+  for (const int64_t width : {264, 4096, 12288}) {
+    const Array x = random_array(DType::kBF16, Shape{kRows, 2 * width}, 11);
+    const Array weight = random_array(DType::kBF16, Shape{width}, 12);
+    const TensorView rows = x.view().slice_columns(0, width);
+    const Array y(DType::kBF16, Shape{kRows, width}), few_y(DType::kBF16, Shape{kFew, width});
+    const Array out(DType::kBF16, Shape{kRows, width}), few_out(DType::kBF16, Shape{kFew, width});
+    const Codes codes = room(Granularity::kRow, ScaleFormat::kF32, true, kRows, width);
+    const Codes few = room(Granularity::kRow, ScaleFormat::kF32, true, kFew, width);
+    gpu().rms_norm({.x = rows, .weight = weight, .y = y});
+    gpu().rms_norm({.x = rows.slice_rows(500, kFew), .weight = weight, .y = few_y});
+    gpu().gated_activation({.gate_up = x, .out = out, .quantized = codes.output});
+    gpu().gated_activation(
+        {.gate_up = x.view().slice_rows(500, kFew), .out = few_out, .quantized = few.output});
+    for (int64_t r = 0; r < kFew; ++r) {
+      const auto bytes = static_cast<size_t>(width);
+      EXPECT_EQ(
+          std::memcmp(y.view().row<char>(2 * (500 + r)), few_y.view().row<char>(2 * r), 2 * bytes),
+          0);
+      EXPECT_EQ(std::memcmp(out.view().row<char>(2 * (500 + r)), few_out.view().row<char>(2 * r),
+                            2 * bytes),
+                0);
+      EXPECT_EQ(
+          std::memcmp(codes.codes.view().row<char>(500 + r), few.codes.view().row<char>(r), bytes),
+          0);
+    }
+  }
+}
+
 struct Cache {
   Array k, v, k_scale, v_scale;
   Cache(DType dtype, int64_t pages, int64_t page_size, int64_t heads, int64_t width)
@@ -203,23 +237,25 @@ struct Cache {
 
 // The default composition, of ops on the device, and each token by itself.
 TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
-  constexpr int64_t kTokens = 21, kPages = 3, kPageSize = 16;
-  for (const int64_t width : {20, 64, 80, 96, 128, 192, 256}) {
+  constexpr int64_t kPageSize = 16;
+  for (const auto& [width, num_tokens] : std::vector<std::pair<int64_t, int64_t>>{
+           {20, 21}, {64, 21}, {80, 21}, {96, 21}, {128, 21}, {192, 21}, {256, 21}, {128, 1100}}) {
+    const int64_t num_pages = num_tokens / kPageSize + 2, num_slots = num_pages * kPageSize;
     for (const auto& [q_heads, kv_heads] :
          std::vector<std::pair<int64_t, int64_t>>{{4, 2}, {9, 3}}) {
       for (const DType cache_dtype : {DType::kE4M3, DType::kBF16}) {
         for (const bool norms : {true, false}) {
-          const Array qkv =
-              random_array(DType::kBF16, Shape{kTokens, (q_heads + 2 * kv_heads) * width}, 5, 2, 8);
+          const Array qkv = random_array(
+              DType::kBF16, Shape{num_tokens, (q_heads + 2 * kv_heads) * width}, 5, 2, 8);
           qkv.view().row<uint16_t>(3)[(q_heads + kv_heads) * width + 1] = 0xFF80;  // in v
           qkv.view().row<uint16_t>(4)[q_heads * width + 2] = 0x7FC0;               // in k
           const Array q_norm = random_array(DType::kBF16, Shape{width}, 6);
           const Array k_norm = random_array(DType::kBF16, Shape{width}, 7);
           const Array table = random_array(DType::kF32, Shape{64, width}, 8);
           std::vector<int32_t> positions, slots;
-          for (int32_t t = 0; t < kTokens; ++t) {
+          for (int32_t t = 0; t < num_tokens; ++t) {
             positions.push_back(t * 5 % 64);
-            slots.push_back(t % 6 == 2 ? -1 : t * 11 % 48);
+            slots.push_back(t % 6 == 2 ? -1 : static_cast<int32_t>(t * 11 % num_slots));
           }
           const Array positions_array(positions), slots_array(slots);
           const auto args_of = [&](const Array& q, const Array& k, const Cache& cache) {
@@ -237,14 +273,16 @@ TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
           const std::string what = fmt::format("{} heads of {}, cache {}, norms {}", q_heads, width,
                                                tensor::dtype_name(cache_dtype), norms);
           const auto make_q = [&] {
-            return Array(DType::kBF16, Shape{kTokens, q_heads, width}, 16);
+            return Array(DType::kBF16, Shape{num_tokens, q_heads, width}, 16);
           };
-          const auto make_k = [&] { return Array(DType::kBF16, Shape{kTokens, kv_heads, width}); };
+          const auto make_k = [&] {
+            return Array(DType::kBF16, Shape{num_tokens, kv_heads, width});
+          };
           const Array q = make_q(), k = make_k(), fused_q = make_q(), fused_k = make_k();
           const Array single_q = make_q(), single_k = make_k();
-          const Cache cache(cache_dtype, kPages, kPageSize, kv_heads, width);
-          const Cache fused_cache(cache_dtype, kPages, kPageSize, kv_heads, width);
-          const Cache single_cache(cache_dtype, kPages, kPageSize, kv_heads, width);
+          const Cache cache(cache_dtype, num_pages, kPageSize, kv_heads, width);
+          const Cache fused_cache(cache_dtype, num_pages, kPageSize, kv_heads, width);
+          const Cache single_cache(cache_dtype, num_pages, kPageSize, kv_heads, width);
           gpu().take_quantize_counters();
           gpu().Backend::attention_inputs(args_of(q, k, cache));
           const ops::QuantizeCounters expected = gpu().take_quantize_counters();
@@ -253,11 +291,12 @@ TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
           EXPECT_TRUE(q.bytes() == fused_q.bytes()) << what;
           EXPECT_TRUE(k.bytes() == fused_k.bytes()) << what;
           EXPECT_TRUE(cache == fused_cache) << what;
-          for (int64_t t = 0; t < kTokens; ++t) {
+          const int64_t chunk = num_tokens > 100 ? 275 : 1;
+          for (int64_t t = 0; t < num_tokens; t += chunk) {
             ops::AttentionInputsArgs args = args_of(single_q, single_k, single_cache);
             for (TensorView* view :
                  {&args.qkv, &args.positions, &args.slots, &args.q_out, &args.k_out}) {
-              *view = view->slice_rows(t, 1);
+              *view = view->slice_rows(t, chunk);
             }
             gpu().attention_inputs(args);
           }

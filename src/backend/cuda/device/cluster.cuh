@@ -12,7 +12,7 @@ namespace octet::cuda {
 
 __device__ inline uint32_t cluster_size() {
   uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
 __device__ inline void cluster_arrive() {

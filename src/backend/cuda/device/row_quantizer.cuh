@@ -9,12 +9,14 @@
 
 namespace octet::cuda {
 
+enum class RowScales { kNone, kPerRow, kPerBlock };  // kPerBlock: per row and 128 columns
+
 // Where codes [R, C] and their scales go.
 struct QuantizedRows {
-  uint8_t* codes;  // 8-byte aligned rows; null: nothing is quantised
+  uint8_t* codes;  // 8-byte aligned rows
   int64_t stride;  // of codes
-  float* scales;   // [R], or with `by_block` [R, ⌈C/128⌉]
-  bool by_block;   // one scale per 128 columns instead of one per row
+  float* scales;   // [R] or [R, ⌈C/128⌉]
+  RowScales kind;
   bool pow2;
   int64_t elements;  // R × C
   DeviceCounters* counters;
@@ -31,8 +33,8 @@ __device__ inline uint32_t largest_of(const uint4& pairs) {
 }
 __device__ inline uint32_t join_halves(uint32_t pair) { return max(pair & 0xFFFF, pair >> 16); }
 
-// The same over the finite ones alone.
-__device__ inline uint32_t largest_finite_of(const uint4& pairs) {
+// The same over the finite ones alone. Out of line, since it is rare.
+__device__ __noinline__ inline uint32_t largest_finite_of(uint4 pairs) {
   uint32_t largest = 0;
   for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
     for (const uint32_t magnitude : {pair & 0x7FFF, pair >> 16 & 0x7FFF}) {
@@ -42,10 +44,23 @@ __device__ inline uint32_t largest_finite_of(const uint4& pairs) {
   return largest;
 }
 
+// The codes of four values, signs left out, by the general division. Out of line, since it is rare.
+template <bool kE5M2>
+__device__ __noinline__ uint32_t magnitudes_carefully(uint32_t a, uint32_t b, float scale) {
+  uint32_t codes = 0;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = (i < 2 ? a : b) >> 16 * (i % 2) & 0x7FFF;
+    const float magnitude = __uint_as_float(bits << 16);
+    codes |= uint32_t{encode_fp8<kE5M2>(__fdiv_rn(magnitude, scale))} << 8 * i;
+  }
+  return codes & 0x7F7F7F7F;
+}
+
 // Encodes with one scale and counts. x / scale is rounded as IEEE division does: with the rounded
 // reciprocal r, q = x r corrected once by its remainder is that quotient for every significand of
-// eight bits and every divisor (checked for all 2^30 pairs). Zeros, NaN, infinities and tiny scales
-// take the general division.
+// eight bits and every divisor (checked for all 2^30 pairs). Infinities and tiny scales make it NaN
+// and then take the general division.
 template <bool kE5M2>
 class RowEncoder {
  public:
@@ -75,34 +90,24 @@ class RowEncoder {
                                     kE5M2 ? __NV_E5M2 : __NV_E4M3);
   }
   __device__ uint32_t encode4(uint32_t a, uint32_t b) {
-    uint32_t codes = codes_of(divide(a << 16), divide(a & 0xFFFF0000)) |
-                     codes_of(divide(b << 16), divide(b & 0xFFFF0000)) << 16;
-    uint32_t magnitudes = codes & ~kHigh;
+    const uint32_t quotients = codes_of(divide(a << 16), divide(a & 0xFFFF0000)) |
+                               codes_of(divide(b << 16), divide(b & 0xFFFF0000)) << 16;
+    uint32_t magnitudes = quotients & ~kHigh;
     if (((magnitudes + kOnes) | (kHigh - magnitudes)) & kHigh) {  // a NaN or a zero
-      // Four zeros keep their signs alone: rows of zeros fill up batches.
-      codes = ((a | b) & 0x7FFF7FFF) == 0 ? __byte_perm(a, b, 0x7531) & kHigh
-                                          : encode_carefully(uint64_t{b} << 32 | a);
-      magnitudes = codes & ~kHigh;
+      if ((magnitudes + kOnes) & kHigh) {
+        magnitudes = magnitudes_carefully<kE5M2>(a, b, scale_);
+        const unsigned count = __popc((magnitudes + kOnes) & kHigh);
+        not_a_number_ += count;
+        saturated_ -= 128 * count;  // NaN is not, though it counts below
+      }
+      underflowed_ += __popc((kHigh - magnitudes) & kHigh) - count_zeros(a) - count_zeros(b);
     }
     // The high bit of each byte that is at least the largest, added up 128 each.
     saturated_ = __dp4a((magnitudes + kOnes * (0x80 - kLargest)) & kHigh, kOnes, saturated_);
-    return codes;
+    return magnitudes | (__byte_perm(a, b, 0x7531) & kHigh);  // every code has its value's sign
   }
-  __device__ uint32_t encode_carefully(uint64_t values) {
-    uint32_t codes = 0;
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i, values >>= 16) {
-      const float value = __uint_as_float(static_cast<uint32_t>(values) << 16);
-      const uint32_t code = encode_fp8<kE5M2>(isnan(value) ? value : __fdiv_rn(value, scale_));
-      const uint32_t magnitude = code & 0x7F;
-      underflowed_ += magnitude == 0 && value != 0.0f ? 1u : 0u;
-      if (magnitude == 0x7F) {
-        ++not_a_number_;
-        saturated_ -= 128;
-      }
-      codes |= code << 8 * i;
-    }
-    return codes;
+  __device__ static unsigned count_zeros(uint32_t pair) {
+    return __popc((0x80008000 - (pair & 0x7FFF7FFF)) & 0x80008000);
   }
 
   float scale_, reciprocal_;
@@ -149,13 +154,13 @@ __device__ void add_counts(const RowEncoder<kE5M2>& encoder, DeviceCounters* cou
 // kClusters the blocks of a cluster may hold neighbouring parts of it. This thread's vector v
 // starts at column `first` + v × 8 × blockDim.x, a multiple of 128 for lanes 0 and 16; what lies
 // outside the row must be zero. All threads must call.
-template <bool kE5M2, bool kClusters, int kVectors>
+template <bool kE5M2, RowScales kScales, bool kClusters, int kVectors>
 __device__ void quantize_row(const uint4 (&pairs)[kVectors], int64_t row, int first, int width,
                              const QuantizedRows& to) {
   const int step = 8 * static_cast<int>(blockDim.x);
   uint8_t* codes = to.codes + row * to.stride;
   RowEncoder<kE5M2> encoder;
-  if (!to.by_block) {
+  if constexpr (kScales == RowScales::kPerRow) {
     uint32_t bits = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) bits = __vmaxu2(bits, largest_of(pairs[v]));
@@ -178,7 +183,7 @@ __device__ void quantize_row(const uint4 (&pairs)[kVectors], int64_t row, int fi
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
-    if (to.by_block) {  // 16 lanes share a scale
+    if constexpr (kScales == RowScales::kPerBlock) {  // 16 lanes share a scale
       uint32_t bits = join_halves(largest_of(pairs[v]));
       if (__any_sync(kAllLanes, bits >= kBf16Infinity)) bits = largest_finite_of(pairs[v]);
 #pragma unroll
@@ -197,7 +202,7 @@ __device__ void quantize_row(const uint4 (&pairs)[kVectors], int64_t row, int fi
   if (row == 0 && first == 0) {
     atomicAdd(&to.counters->elements, static_cast<unsigned long long>(to.elements));
   }
-  if (kClusters && !to.by_block) cluster_leave();
+  if constexpr (kClusters && kScales == RowScales::kPerRow) cluster_leave();
 }
 
 }  // namespace octet::cuda

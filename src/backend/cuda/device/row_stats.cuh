@@ -45,6 +45,22 @@ __device__ inline float distance_of(float logit, float temperature, float maximu
   return scaled(logit, temperature) - maximum;
 }
 
+// Four neighbouring logits of a segment from `i` on; what lies beyond its `width` counts as −∞.
+// `vectors`: the segment stands at a multiple of 16 bytes.
+__device__ inline void load_logits(const float* segment, int i, int width, bool vectors,
+                                   float (&to)[4]) {
+  if (vectors && i + 4 <= width) {
+    const float4 four = *reinterpret_cast<const float4*>(segment + i);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) to[j] = i + j < width ? segment[i + j] : -INFINITY;
+  }
+}
+__device__ inline bool is_vector_aligned(const float* segment) {
+  return reinterpret_cast<uintptr_t>(segment) % 16 == 0;
+}
+
 // What z is taken relative to within a segment.
 __device__ inline float segment_reference(float largest, float temperature) {
   return largest == -INFINITY ? 0.0f : scaled(largest, temperature);

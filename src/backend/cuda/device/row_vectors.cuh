@@ -41,8 +41,8 @@ __device__ inline float add_squares(const uint4& pairs, float sum) {
   return sum;
 }
 
-__device__ inline float inverse_rms(float sum, int64_t width, float eps) {
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(width)) + eps));
+__device__ inline float inverse_rms(float sum, float inverse_width, float eps) {
+  return rsqrtf(fmaf(sum, inverse_width, eps));
 }
 
 // bf16(x × inverse × (weight + offset))
