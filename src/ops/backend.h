@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -37,8 +38,8 @@ class Backend {
   virtual std::string choices() const { return {}; }
   virtual tensor::Allocator& allocator() = 0;
 
-  // Bytes of the allocator that ops of this shape take for themselves, in whole pages.
-  virtual int64_t workspace_bytes(const WorkspaceShape&) const { return 0; }
+  // What ops of this shape will take of the allocator for themselves, in whole pages.
+  virtual std::vector<Workspace> workspaces(const WorkspaceShape&) { return {}; }
   // What the device itself says is in use since the backend was made: the allocator's bytes and
   // what code and recordings take. Without a device to ask, the allocator's.
   virtual int64_t device_bytes_in_use() { return allocator().bytes_in_use(); }

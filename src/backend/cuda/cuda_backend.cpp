@@ -26,8 +26,8 @@ class CudaBackend final : public ops::Backend {
   std::string name() const override { return name_; }
   std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
-  int64_t workspace_bytes(const ops::WorkspaceShape& shape) const override {
-    return cuda::workspace_bytes(context_, shape);
+  std::vector<ops::Workspace> workspaces(const ops::WorkspaceShape& shape) override {
+    return cuda::workspaces(context_, shape);
   }
   int64_t device_bytes_in_use() override { return context_.device_bytes_in_use(); }
   int64_t device_peak_bytes() override { return context_.device_peak_bytes(); }
