@@ -161,7 +161,7 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   for (const model::Parameter& p : policy.model().weights().parameters()) {
     largest = std::max(largest, 4 * p.shape.num_elements());
   }
-  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   // One tensor at a time lies in F32 while weights are filled, before the optimiser is made.
   if (largest > optimizer_bytes) plan.push_back({"loading", largest - optimizer_bytes});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {

@@ -53,7 +53,8 @@ struct KvCopyArgs {
 
 // Which tokens see what. Token t of sequence s (query_offsets[s] ≤ t < query_offsets[s+1]) stands
 // at position context_lengths[s] − (query_offsets[s+1] − t) and sees positions 0 … its own, or with
-// window w > 0 only the last w of them. Position p of s lies in page page_table[s, p / P].
+// window w > 0 only the last w of them. Position p of s lies in page page_table[s, p / P]. A
+// sequence with context_lengths[s] = 0 fills up the batch: its rows of `out` are zeros.
 struct AttentionBatch {
   tensor::TensorView query_offsets;    // [S + 1] I32
   tensor::TensorView context_lengths;  // [S] I32
@@ -64,7 +65,7 @@ struct AttentionBatch {
   // [S] I32 or empty: how many of its first pages a sequence has in common with the one before it
   // (0 for the first). Both may be read once for the two; the bytes are the same.
   tensor::TensorView shared_pages{};
-  int64_t max_shared_pages = 0;  // the largest of them
+  int64_t max_shared_pages = 0;  // of one sequence, at most
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.

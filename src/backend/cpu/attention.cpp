@@ -82,6 +82,7 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
   for (int64_t s = 0; s < num_sequences; ++s) {
     const int64_t new_tokens = int64_t{offsets[s + 1]} - offsets[s];
     const int64_t length = batch.context_lengths.as<int32_t>()[s];
+    if (length == 0 && new_tokens >= 0) continue;
     if (new_tokens < 0 || length < new_tokens) {
       fail(op, "sequence {} has {} new tokens in a context of {}", s, new_tokens, length);
     }
@@ -199,7 +200,15 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   first_block[0] = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
     const int64_t new_tokens = offsets[s + 1] - offsets[s];
-    first_block[s + 1] = first_block[s] + (new_tokens + block - 1) / block;
+    first_block[s + 1] = first_block[s];
+    if (lengths[s] == 0) {
+      for (int64_t t = offsets[s]; t < offsets[s + 1]; ++t) {
+        std::memset(row_at(args.out, t), 0,
+                    static_cast<size_t>(args.out.row_elements() * dtype_bytes(args.out.dtype)));
+      }
+      continue;
+    }
+    first_block[s + 1] += (new_tokens + block - 1) / block;
     num_scores += new_tokens * lengths[s];
   }
   const int64_t num_items = first_block[num_sequences] * kv_heads;

@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(kWidth) fold_kernel(const __grid_constant__ Pr
     out = fold(f, out, from[2 + i]);
   }
   if (i < p.keys.width) {
-    store(__fdiv_rn(out, sum), p.out + token * p.out_stride + head * p.keys.width + i);
+    store(limit > 0 ? __fdiv_rn(out, sum) : 0.0f,
+          p.out + token * p.out_stride + head * p.keys.width + i);
   }
   if (i == 0) write_lse<kWidth>(p, token, head, maximum, sum);
 }
@@ -280,7 +281,8 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
       for (int i = 0; i < 2; ++i) {
         const int element = Tile::element_of(n, i, lane);
         if (element < keys.width) {
-          store(__fdiv_rn(folded[32 * (4 * n + 2 * h + i)], sum[h]), to + element);
+          const float out = folded[32 * (4 * n + 2 * h + i)];
+          store(limit > 0 ? __fdiv_rn(out, sum[h]) : 0.0f, to + element);
         }
       }
     }

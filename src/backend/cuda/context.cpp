@@ -63,20 +63,33 @@ Context::Context(int device, int64_t limit_bytes)
   for (cudaEvent_t& event : staging_events_) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "CUDA event");
   }
+  for (Download& download : downloads_) {
+    check(cudaEventCreateWithFlags(&download.done, cudaEventDisableTiming), "CUDA event");
+  }
 }
 
 Context::~Context() {
   cudaStreamSynchronize(stream_);
   for (tensor::Buffer& buffer : scratch_) buffer.reset();
   for (cudaEvent_t event : staging_events_) cudaEventDestroy(event);
+  for (const Download& download : downloads_) {
+    cudaEventDestroy(download.done);
+    cudaFreeHost(download.pinned);
+  }
   cudaFreeHost(staging_);
   cudaFree(counters_);
   cudaStreamDestroy(stream_);
 }
 
+void Context::require_running(std::string_view what) const {
+  if (is_recording_) fail(what, "cannot be had while calls are recorded");
+}
+
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
   tensor::Buffer& buffer = scratch_[slot];
   if (buffer.num_bytes() < num_bytes || buffer.empty()) {
+    require_running("CUDA workspace");
+    if (!buffer.empty()) ++scratch_generation_;
     buffer.reset();
     buffer = allocator_.allocate(num_bytes, "CUDA workspace");
   }
@@ -85,6 +98,7 @@ void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
 
 void Context::upload(const void* host, void* device, int64_t num_bytes) {
   if (num_bytes == 0) return;
+  require_running("an upload");
   // Pageable memory of any size is read before the call returns, but waits for the stream.
   if (num_bytes > kHalf) {
     check(cudaMemcpyAsync(device, host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice,
@@ -120,11 +134,43 @@ void Context::download(const void* device, void* host, int64_t num_bytes) {
   synchronize();
 }
 
+int64_t Context::begin_download(const void* device, int64_t num_bytes) {
+  require_running("a download");
+  const int64_t ticket = num_downloads_++;
+  Download& download = downloads_[static_cast<size_t>(ticket % ops::Backend::kMaxDownloads)];
+  check(cudaEventSynchronize(download.done), "download");  // what is forgotten may still be copied
+  if (download.capacity < num_bytes) {
+    check(cudaFreeHost(download.pinned), "download");
+    download.pinned = nullptr;
+    download.capacity = 0;
+    check(
+        cudaMallocHost(reinterpret_cast<void**>(&download.pinned), static_cast<size_t>(num_bytes)),
+        "pinned memory");
+    download.capacity = num_bytes;
+  }
+  download.num_bytes = num_bytes;
+  check(cudaMemcpyAsync(download.pinned, device, static_cast<size_t>(num_bytes),
+                        cudaMemcpyDeviceToHost, stream_),
+        "download");
+  check(cudaEventRecord(download.done, stream_), "download");
+  return ticket;
+}
+
+void Context::end_download(int64_t ticket, void* host) {
+  OCTET_ASSERT(ticket < num_downloads_ && ticket >= num_downloads_ - ops::Backend::kMaxDownloads);
+  const Download& download = downloads_[static_cast<size_t>(ticket % ops::Backend::kMaxDownloads)];
+  check(cudaEventSynchronize(download.done), "download");
+  std::memcpy(host, download.pinned, static_cast<size_t>(download.num_bytes));
+}
+
 void Context::fill_zero(void* device, int64_t num_bytes) {
   if (num_bytes == 0) return;
   check(cudaMemsetAsync(device, 0, static_cast<size_t>(num_bytes), stream_), "fill_zero");
 }
 
-void Context::synchronize() { check(cudaStreamSynchronize(stream_), "CUDA stream"); }
+void Context::synchronize() {
+  require_running("the end of the work");
+  check(cudaStreamSynchronize(stream_), "CUDA stream");
+}
 
 }  // namespace octet::cuda

@@ -1,5 +1,5 @@
 // What every CUDA op may use: one stream, memory with exact accounting, scratch that only grows,
-// pinned staging for uploads, counters on the device.
+// pinned staging for uploads and downloads, counters on the device.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <string_view>
 
-#include "tensor/buffer.h"
+#include "ops/backend.h"
 
 namespace octet::cuda {
 
@@ -62,6 +62,12 @@ class Context {
 
   // At least `num_bytes` of device memory, contents undefined. Growing waits for the stream.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
+  // How often scratch moved: what remembers its addresses is stale once this has changed.
+  int64_t scratch_generation() const { return scratch_generation_; }
+
+  // While set, the stream's work is recorded and not run: nothing may wait, grow or upload.
+  bool is_recording() const { return is_recording_; }
+  void set_recording(bool recording) { is_recording_ = recording; }
   template <class T>
   T* scratch(ScratchSlot slot, int64_t count) {
     return static_cast<T*>(scratch(slot, count * static_cast<int64_t>(sizeof(T))));
@@ -70,12 +76,21 @@ class Context {
   // Queues a copy; `host` may change as soon as this returns.
   void upload(const void* host, void* device, int64_t num_bytes);
   void download(const void* device, void* host, int64_t num_bytes);  // waits
+  int64_t begin_download(const void* device, int64_t num_bytes);     // as Backend's
+  void end_download(int64_t ticket, void* host);
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
 
  private:
   // Makes the owner of the stream exist before the allocator that uses it.
   static cudaStream_t open(int device);
+  void require_running(std::string_view what) const;
+
+  struct Download {
+    char* pinned = nullptr;
+    int64_t capacity = 0, num_bytes = 0;
+    cudaEvent_t done = nullptr;
+  };
 
   int device_;
   int num_multiprocessors_ = 0;
@@ -87,6 +102,10 @@ class Context {
   char* staging_ = nullptr;  // pinned, used as a ring
   int64_t staging_used_ = 0;
   std::array<cudaEvent_t, 2> staging_events_{};  // the end of each half's last copy
+  std::array<Download, ops::Backend::kMaxDownloads> downloads_;
+  int64_t num_downloads_ = 0;
+  int64_t scratch_generation_ = 0;
+  bool is_recording_ = false;
 };
 
 }  // namespace octet::cuda

@@ -307,6 +307,7 @@ bool LibraryProducts::run(Context& context, const Product& product) {
                 product.depth, bucket};
   auto found = plans_.find(key);
   if (found != plans_.end() && !found->second.use) return false;
+  if (found == plans_.end() && context.is_recording()) return false;  // a search waits
   const float* x_scales = product.x_scales;
   if (product.format == ProductFormat::kBlocks) {
     auto* turned =
@@ -353,6 +354,7 @@ bool LibraryProducts::prefers_singles(Context& context, const Product& product) 
                 static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(product.num_tokens)))};
   const auto found = singles_.find(key);
   if (found != singles_.end()) return found->second;
+  if (context.is_recording()) return false;
   run_singly(context, product);  // searches
   const float singly = time_of(context, [&] { run_singly(context, product); });
   const float together = time_of(context, [&] { run_own_product(context, product); });

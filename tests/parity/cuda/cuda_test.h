@@ -33,6 +33,7 @@ class CudaTest : public ::testing::Test {
 
   ops::Backend& gpu() { return *gpu_; }
   ops::Backend& cpu() { return *cpu_; }
+  ops::Backend& device() { return gpu_->device(); }  // without the mirror
 
   // |actual − expected| ≤ absolute + relative × |expected|, NaN and infinities alike.
   static void expect_same(const Array& actual, const Array& expected, Tolerance tolerance,
