@@ -91,6 +91,18 @@ TEST_F(AttentionCuda, RowsDependOnTheirSequenceAlone) {
   }
 }
 
+TEST_F(AttentionCuda, NoContextGivesZeros) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t heads : {4, 40}) {  // a group of 20 takes the other kernel
+      AttentionProblem p = problem(cache);
+      p.heads = heads;
+      check_fillers(gpu(), p);
+      p.window = 8;
+      check_fillers(gpu(), p);
+    }
+  }
+}
+
 TEST_F(AttentionCuda, BackwardEqualsTheOracle) {
   for (const DType cache : {DType::kBF16, DType::kE4M3}) {
     for (const int64_t width : {32, 128, 256}) {
