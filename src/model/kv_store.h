@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "io/model_config.h"
@@ -32,8 +33,8 @@ class KvStore {
   void release_all(std::vector<int32_t>& pages);  // and empties the list
 
   ops::KvCacheView layer(int64_t index) const { return layers_[index]; }
-  // Copies the first tokens of a page in every layer.
-  void copy(ops::Backend& backend, int32_t source, int32_t destination, int32_t num_tokens);
+  // Copies pages in every layer.
+  void copy(ops::Backend& backend, std::span<const ops::KvPageCopy> copies);
 
  private:
   tensor::DType dtype_;

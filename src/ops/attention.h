@@ -45,12 +45,17 @@ struct AttentionInputsArgs {
   bool keep_k = true;  // false: k_out may be left unwritten
 };
 
-// Copies the first `num_tokens` tokens of page `source` to page `destination`.
-struct KvCopyArgs {
-  KvCacheView cache;
+// The first `num_tokens` tokens of page `source` go to page `destination`.
+struct KvPageCopy {
   int32_t source = 0;
   int32_t destination = 0;
   int32_t num_tokens = 0;
+};
+
+// No destination is another copy's source or destination.
+struct KvCopyArgs {
+  KvCacheView cache;
+  std::span<const KvPageCopy> copies;  // host
 };
 
 // Which tokens see what. Token t of sequence s (query_offsets[s] ≤ t < query_offsets[s+1]) stands

@@ -95,6 +95,7 @@ class Run {
   void plan();
   bool reserve(Sequence& sequence, int64_t num_tokens);
   bool preempt(const Sequence& keep);
+  void copy_pages();
   void queue();
   void fork(Sequence& leader);
   void sample(const TensorView& hidden);
@@ -127,6 +128,7 @@ class Run {
   int64_t num_tokens_ = 0;
   // Of the step that is built; kept for their memory.
   std::vector<Part> parts_;
+  std::vector<ops::KvPageCopy> copies_;
   std::vector<model::BatchSequence> batch_;
   std::vector<int32_t> rows_;  // of the hidden states, one for each draw
   std::vector<ops::SampleParams> params_;
@@ -153,7 +155,7 @@ bool Run::reserve(Sequence& sequence, int64_t num_tokens) {
     const std::optional<int32_t> copy = pages_.allocate();
     if (!copy) return false;
     const auto filled = static_cast<int32_t>(sequence.computed % KvStore::kPageSize);
-    if (filled > 0) pages_.copy(backend_, sequence.pages[first_page], *copy, filled);
+    if (filled > 0) copies_.push_back({sequence.pages[first_page], *copy, filled});
     pages_.release(sequence.pages[first_page]);
     sequence.pages[first_page] = *copy;
   }
@@ -195,6 +197,7 @@ void Run::plan() {
     Sequence& sequence = *running_[i];
     const int64_t count = std::min(sequence.num_new(), left);
     bool reserved = reserve(sequence, sequence.computed + count);
+    if (!reserved) copy_pages();  // before any page changes hands
     if (!reserved && under_way_.is_queued) {
       fetch();  // what has ended gives back its pages, and every id is known
       return plan();
@@ -212,6 +215,12 @@ void Run::plan() {
     parts_.push_back({&sequence, count});
     left -= count;
   }
+  copy_pages();
+}
+
+void Run::copy_pages() {
+  if (!copies_.empty()) pages_.copy(backend_, copies_);
+  copies_.clear();
 }
 
 void Run::step() {

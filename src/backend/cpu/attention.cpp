@@ -158,24 +158,29 @@ void kv_copy(Context&, const ops::KvCopyArgs& args) {
   constexpr std::string_view kOp = "kv_copy";
   check_cache(kOp, args.cache);
   const int64_t num_pages = args.cache.k.shape[0];
-  for (const int32_t page : {args.source, args.destination}) {
-    if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+  for (const ops::KvPageCopy& copy : args.copies) {
+    for (const int32_t page : {copy.source, copy.destination}) {
+      if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+    }
+    if (copy.num_tokens < 0 || copy.num_tokens > args.cache.page_size()) {
+      fail(kOp, "num_tokens must be in [0, {}], but is {}", args.cache.page_size(),
+           copy.num_tokens);
+    }
   }
-  if (args.num_tokens < 0 || args.num_tokens > args.cache.page_size()) {
-    fail(kOp, "num_tokens must be in [0, {}], but is {}", args.cache.page_size(), args.num_tokens);
-  }
-  if (args.source == args.destination) return;
   const bool quantized = args.cache.k.dtype == DType::kE4M3;
   for (const TensorView* view :
        {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
     if (!quantized && (view == &args.cache.k_scale || view == &args.cache.v_scale)) continue;
     const int64_t head_bytes =
         view->row_elements() / args.cache.num_heads() * tensor::dtype_bytes(view->dtype);
-    const int64_t copied = head_bytes / args.cache.page_size() * args.num_tokens;
-    auto* to = static_cast<char*>(row_at(*view, args.destination));
-    const auto* from = static_cast<const char*>(row_at(*view, args.source));
-    for (int64_t at = 0; at < args.cache.num_heads() * head_bytes; at += head_bytes) {
-      std::memcpy(to + at, from + at, static_cast<size_t>(copied));
+    for (const ops::KvPageCopy& copy : args.copies) {
+      const int64_t copied = head_bytes / args.cache.page_size() * copy.num_tokens;
+      auto* to = static_cast<char*>(row_at(*view, copy.destination));
+      const auto* from = static_cast<const char*>(row_at(*view, copy.source));
+      if (to == from) continue;
+      for (int64_t at = 0; at < args.cache.num_heads() * head_bytes; at += head_bytes) {
+        std::memcpy(to + at, from + at, static_cast<size_t>(copied));
+      }
     }
   }
 }
