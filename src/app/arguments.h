@@ -8,14 +8,16 @@
 namespace octet::app {
 
 struct DeviceArguments {
-  std::string device = "auto";   // "auto" | "cpu" | "cuda" | "cuda:N"
-  int threads = 0;               // 0: the processors this process may use
-  std::string cpu_isa = "auto";  // "auto" | "portable" | "avx2" | "avx512"
-  int64_t memory_limit = 0;      // bytes; 0: what the machine has
+  std::string device = "auto";    // "auto" | "cpu" | "cuda" | "cuda:N"
+  int threads = 0;                // 0: the processors this process may use
+  std::string cpu_isa = "auto";   // "auto" | "portable" | "avx2" | "avx512"
+  int64_t memory_limit = 0;       // bytes; 0: what the machine has
+  bool inexact_products = false;  // any algorithm of cuBLASLt: to measure what exactness costs
 };
 
 struct ModelArguments {
   std::string model;        // a Hugging Face folder
+  std::string shape;        // or a known model's shape, with random weights
   std::string adapter;      // a PEFT folder; empty: none
   std::string flow;         // empty: bf16, or the checkpoint's own
   std::string load_in_fp8;  // empty: block, or the checkpoint's own
@@ -26,10 +28,12 @@ struct ModelArguments {
   DeviceArguments device;
 };
 
-// Texts given as arguments, or JSON Lines from a file or "-".
+// Texts given as arguments, or JSON Lines from a file or "-", or prompts of random ids.
 struct InputArguments {
   std::vector<std::string> texts;
   std::string input;
+  int64_t num_prompts = 1;
+  int64_t prompt_tokens = 0;  // 0: none are random
   bool json = false;
 };
 
@@ -40,6 +44,7 @@ struct ScoreArguments {
   uint64_t seed = 0;  // taken as `generate` takes it; scoring draws nothing
   bool no_special_tokens = false;
   std::string gradients;  // a file to write; empty: none
+  int64_t num_top = 0;    // likeliest ids of each distribution to show
 };
 
 struct GenerateArguments {
@@ -79,7 +84,7 @@ struct DoctorArguments {
 };
 
 struct BenchArguments {
-  std::string what;  // "limits" | "gemm" | "attention" | "rollout" | "exactness"
+  std::string what;  // "limits" | "gemm" | "attention" | "rollout" | "exactness" | "load"
   bool json = false;
   // rollout, exactness
   std::string shape = "qwen3-8b";
@@ -95,6 +100,9 @@ struct BenchArguments {
   int64_t batch_tokens = 8192;  // of one step
   int64_t max_sequences = 0;    // running at once; 0: all
   int64_t kv_tokens = 0;        // the pool; 0: enough for all
+  int64_t repeat = 1;           // calls
+  bool remap = false;           // another call, after the pool was unmapped and mapped again
+  std::string folder;           // load: where the checkpoint is, or is made
   DeviceArguments device;
 };
 

@@ -7,9 +7,6 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_backend.h"
-#ifdef OCTET_CUDA
-#include "backend/cuda/cuda_backend.h"
-#endif
 #include "base/error.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
@@ -96,6 +93,18 @@ DeviceArguments device_arguments(const loop::RunSection& run) {
           .memory_limit = run.device_memory_limit};
 }
 
+bool uses_cuda(const DeviceArguments& arguments) { return choose(arguments).cuda_device >= 0; }
+
+#ifdef OCTET_CUDA
+cuda::CudaOptions cuda_options(const DeviceArguments& arguments) {
+  const Choice choice = choose(arguments);
+  if (choice.cuda_device < 0) fail_usage("--device", "must be a CUDA device: {}", choice.why);
+  return {.device = choice.cuda_device,
+          .memory_limit_bytes = memory_limit(arguments),
+          .inexact_products = arguments.inexact_products};
+}
+#endif
+
 cpu::Isa cpu_isa(const DeviceArguments& arguments) {
   choose(arguments);
   return cpu::parse_isa(arguments.cpu_isa);
@@ -114,9 +123,8 @@ int64_t memory_limit(const DeviceArguments& arguments) {
 std::unique_ptr<ops::Backend> make_backend(const DeviceArguments& arguments) {
   const cpu::Isa isa = cpu_isa(arguments);
 #ifdef OCTET_CUDA
-  if (const Choice choice = choose(arguments); choice.cuda_device >= 0) {
-    return cuda::make_cuda_backend(
-        {.device = choice.cuda_device, .memory_limit_bytes = memory_limit(arguments)});
+  if (uses_cuda(arguments)) {
+    return cuda::make_cuda_backend(cuda_options(arguments));
   }
 #endif
   return cpu::make_cpu_backend({.num_threads = arguments.threads,
@@ -136,7 +144,8 @@ std::string describe_device(const DeviceArguments& arguments) {
     text += fmt::format("device:           cuda:{} ({}; {})\n", choice.cuda_device,
                         choice.device_name, choice.why);
 #ifdef OCTET_CUDA
-    text += fmt::format("libraries:        {}\n", cuda::describe_libraries());
+    text += fmt::format("libraries:        {}\n{}", cuda::describe_libraries(),
+                        cuda::describe_choices());
 #endif
     text += fmt::format("memory limit:     {}{}\n", format_bytes(memory_limit(arguments)),
                         arguments.memory_limit == 0 ? " (what the device has)" : "");

@@ -2,6 +2,8 @@
 
 #include "app/backend_choice.h"
 #include "app/bench_device.h"
+#include "app/bench_load.h"
+#include "app/bench_products.h"
 #include "app/bench_rollout.h"
 #include "app/commands.h"
 #include "app/output.h"
@@ -56,12 +58,14 @@ int run_bench(const BenchArguments& arguments) {
   }
   if (arguments.what == "limits") return run_bench_limits(arguments);
   if (arguments.what == "attention") return run_bench_attention(arguments);
+  if (arguments.what == "load") return run_bench_load(arguments);
   if (arguments.what != "gemm") {
     fail_usage("bench",
-               "can measure limits, gemm, attention, rollout and exactness, but not \"{}\"",
+               "can measure limits, gemm, attention, rollout, exactness and load, but not \"{}\"",
                arguments.what);
   }
   const DeviceArguments& device = arguments.device;
+  if (uses_cuda(device)) return run_bench_products(arguments);
   bench::GemmOptions options;
   options.isa = cpu_isa(device);
   options.num_threads = ThreadPool(device.threads).num_threads();

@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
+#include "app/bench_memory.h"
 #include "app/output.h"
+#include "app/random_weights.h"
 #include "app/rollout_limits.h"
 #include "app/shapes.h"
 #include "base/error.h"
@@ -20,45 +22,8 @@
 namespace octet::app {
 namespace {
 
-using tensor::DType;
-using tensor::TensorView;
-
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Normal values of deviation 0.02 (unit norms, zero biases) out of one array that all parameters
-// read at different places: an 8B model is filled in a second.
-void fill_weights(ops::Backend& backend, model::Model& model) {
-  constexpr int64_t kPiece = 1 << 22;
-  int64_t largest = 0;
-  for (const model::Parameter& p : model.weights().parameters()) {
-    largest = std::max(largest, p.shape.num_elements());
-  }
-  std::vector<float> piece(kPiece);
-  RandomSequence random({.seed = 1}, RngUse::kInit);
-  for (float& value : piece) value = static_cast<float>(0.02 * random.next_normal());
-  const int64_t count = (largest / kPiece + 2) * kPiece;
-  const tensor::Buffer buffer = backend.allocator().allocate(DType::kF32, {count}, "random values");
-  const TensorView all = buffer.view(DType::kF32, {count});
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    backend.upload(piece.data(), all.slice_rows(begin, kPiece));
-  }
-  int64_t offset = 0;
-  for (model::Parameter& p : model.weights().parameters()) {
-    const int64_t elements = p.shape.num_elements();
-    TensorView values(all.as<float>() + offset, DType::kF32, p.shape);
-    if (p.shape.rank() == 1) {
-      const std::vector<float> constant(static_cast<size_t>(elements),
-                                        p.kind == model::ParameterKind::kNorm ? 1.0f : 0.0f);
-      values = all.slice_rows(count - kPiece, elements);
-      backend.upload(constant.data(), values);
-    }
-    model.weights().assign(backend, p, values);
-    if (p.shape.rank() == 1) backend.upload(piece.data(), all.slice_rows(count - kPiece, kPiece));
-    offset = (offset + 100003 * 16) % kPiece;
-  }
-  backend.synchronize();
 }
 
 void check_arguments(const BenchArguments& arguments) {
@@ -70,6 +35,7 @@ void check_arguments(const BenchArguments& arguments) {
   require(arguments.prompt_tokens > 0, "--prompt-tokens", arguments.prompt_tokens);
   require(arguments.new_tokens > 0, "--new-tokens", arguments.new_tokens);
   require(arguments.batch_tokens > 0, "--batch-tokens", arguments.batch_tokens);
+  require(arguments.repeat > 0, "--repeat", arguments.repeat);
 }
 
 loop::PolicyOptions policy_options(const BenchArguments& arguments, int64_t vocab_size) {
@@ -127,6 +93,15 @@ int64_t count_differing(ops::Backend& backend, loop::Policy& policy,
   return differing;
 }
 
+bool same_bits(const std::vector<rollout::Completion>& a,
+               const std::vector<rollout::Completion>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    return x.ids == y.ids && std::ranges::equal(x.log_probs, y.log_probs, [](float p, float q) {
+             return std::bit_cast<uint32_t>(p) == std::bit_cast<uint32_t>(q);
+           });
+  });
+}
+
 // On a backend of its own, which goes before the model comes.
 bench::DeviceLimits limits_of(const BenchArguments& arguments) {
   return bench::measure_device_limits(*make_backend(arguments.device));
@@ -154,24 +129,21 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const std::unique_ptr<ops::Backend> backend = make_backend(arguments.device);
   const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
   const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
-  loop::check_plan(loop::plan_memory(config, config.vocab_size, options),
-                   memory_limit(arguments.device));
+  const std::vector<loop::PlanEntry> plan = plan_rollout(*backend, config, options);
+  loop::check_plan(plan, memory_limit(arguments.device));
   const bool rollout = arguments.what == "rollout";
   const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
-  fill_weights(*backend, policy.model());
+  fill_random_weights(*backend, policy.model());
   const double start_seconds = now_seconds() - before_start;
 
-  RandomSequence random({.seed = 2}, RngUse::kTask);
-  std::vector<rollout::PromptRequest> requests(static_cast<size_t>(arguments.num_prompts));
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (int64_t t = 0; t < arguments.prompt_tokens; ++t) {
-      requests[i].ids.push_back(
-          static_cast<int32_t>(random.next_below(static_cast<uint32_t>(config.vocab_size))));
-    }
-    requests[i].num_samples = arguments.num_samples;
-    requests[i].key = {.seed = 3, .prompt = static_cast<uint32_t>(i)};
+  std::vector<rollout::PromptRequest> requests;
+  for (std::vector<int32_t>& ids :
+       random_prompts(arguments.num_prompts, arguments.prompt_tokens, config.vocab_size)) {
+    requests.push_back({.ids = std::move(ids),
+                        .num_samples = arguments.num_samples,
+                        .key = {.seed = 3, .prompt = static_cast<uint32_t>(requests.size())}});
   }
   rollout::SamplingOptions sampling;
   sampling.max_new_tokens = arguments.new_tokens;
@@ -197,9 +169,10 @@ int run_bench_rollout(const BenchArguments& arguments) {
     }
   });
   const double end = now_seconds();
+  const rollout::EngineStats measured = engine.stats();
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
-  const int64_t steps = engine.stats().num_steps - warm.num_steps;
+  const int64_t steps = measured.num_steps - warm.num_steps;
   const bool json_alone = rollout && arguments.json;
   const auto say = [&](const std::string& line) {
     if (!json_alone) print_line(line);
@@ -212,29 +185,33 @@ int run_bench_rollout(const BenchArguments& arguments) {
   say(
       fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
                   "tok/s; {} steps, "
-                  "{:.2f} ms each; {} preemptions; peak {}",
+                  "{:.2f} ms each; {} preemptions",
                   start_seconds, end - begin, tokens / (end - begin),
                   (tokens - static_cast<double>(decode_first)) / (end - decode_begin), steps,
                   1e3 * (end - begin) / static_cast<double>(steps),
-                  engine.stats().num_preemptions - warm.num_preemptions,
-                  format_bytes(backend->allocator().peak_bytes())));
+                  measured.num_preemptions - warm.num_preemptions));
+  if (arguments.device.inexact_products) print_line("  products are not exact");
+  const auto again = [&] { return same_bits(engine.run(requests, sampling), completions); };
+  const MemoryVerdict memory = check_memory(
+      *backend, policy, plan, {.repeat = arguments.repeat, .remap = arguments.remap}, again);
+  say(memory.text);
   if (rollout) {
     const RolloutTimes times{.start_seconds = start_seconds,
                              .call_seconds = end - begin,
                              .decode_seconds = end - decode_begin,
                              .decode_tokens = static_cast<int64_t>(tokens) - decode_first,
                              .steps = steps,
-                             .preemptions = engine.stats().num_preemptions - warm.num_preemptions,
+                             .preemptions = measured.num_preemptions - warm.num_preemptions,
                              .peak_bytes = backend->allocator().peak_bytes()};
     report_limits(arguments, options, policy.model(), device, times, backend->name());
-    return 0;
+    return memory.good ? 0 : 1;
   }
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);
   print_line(fmt::format("  {} of {:.0f} log-probabilities differ between rollout and scoring{}",
                          differing, tokens,
                          differing > 0 ? fmt::format(", by up to {:.3g}", largest) : ""));
-  return differing == 0 ? 0 : 1;
+  return differing == 0 && memory.good ? 0 : 1;
 }
 
 }  // namespace octet::app

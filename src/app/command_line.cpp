@@ -34,7 +34,10 @@ void add_device_options(CLI::App& command, DeviceArguments& device) {
 }
 
 void add_model_options(CLI::App& command, ModelArguments& model) {
-  command.add_option("--model", model.model, "a Hugging Face model folder")->required();
+  command.add_option("--model", model.model, "a Hugging Face model folder");
+  command.add_option(
+      "--shape", model.shape,
+      "instead: random weights of a known model's shape, such as qwen3-8b; ids only");
   command.add_option("--adapter", model.adapter, "a LoRA adapter's folder, as PEFT writes it");
   command.add_option("--flow", model.flow,
                      "bf16 | fp8_lora | fp8_full; default: bf16, or the checkpoint's own");
@@ -56,10 +59,21 @@ void add_input_options(CLI::App& command, InputArguments& input) {
   command.add_flag("--json", input.json, "write one JSON line per input line");
 }
 
+void add_random_prompts(CLI::App& command, InputArguments& input) {
+  command.add_option("--prompt-tokens", input.prompt_tokens,
+                     "instead of an input: prompts of this many random ids");
+  command.add_option("--prompts", input.num_prompts, "how many of them")->capture_default_str();
+}
+
 Run define_score(CLI::App& command) {
   auto arguments = std::make_shared<ScoreArguments>();
   add_model_options(command, arguments->model);
   add_input_options(command, arguments->input);
+  add_random_prompts(command, arguments->input);
+  command
+      .add_option("--top", arguments->num_top,
+                  "also show this many of the likeliest ids with their logits")
+      ->capture_default_str();
   command.add_option("--temperature", arguments->temperature, "0 counts as 1")
       ->capture_default_str();
   command.add_option("--seed", arguments->seed, "taken as by generate; scoring draws nothing");
@@ -71,7 +85,8 @@ Run define_score(CLI::App& command) {
   command.footer(
       "A line is {\"ids\":[...]}, {\"text\":\"...\"} or {\"messages\":[...]}; the answer is\n"
       "{\"ids\":[...],\"logprobs\":[null,...],\"entropies\":[...]} in nats: logprobs[t] is of "
-      "ids[t] given\nthose before it, entropies[t] of the distribution after ids[t].\n\n"
+      "ids[t] given\nthose before it, entropies[t] of the distribution after ids[t]. With --top, "
+      "top[t] is a list of [id, logit]\nof that distribution, the likeliest first.\n\n"
       "Example:\n  octet score --model models/Qwen3-0.6B --json \"The capital of France is "
       "Paris.\"");
   return [arguments] { return run_score(*arguments); };
@@ -81,6 +96,7 @@ Run define_generate(CLI::App& command) {
   auto arguments = std::make_shared<GenerateArguments>();
   add_model_options(command, arguments->model);
   add_input_options(command, arguments->input);
+  add_random_prompts(command, arguments->input);
   command.add_option("--max-new-tokens", arguments->max_new_tokens, "tokens to add at most")
       ->capture_default_str();
   command
@@ -156,7 +172,8 @@ Run define_doctor(CLI::App& command) {
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
   arguments->device.threads = 1;
-  command.add_option("what", arguments->what, "limits | gemm | attention | rollout | exactness")
+  command
+      .add_option("what", arguments->what, "limits | gemm | attention | rollout | exactness | load")
       ->required();
   const auto number = [&](const char* flag, int64_t& to, const char* text) {
     command.add_option(flag, to, text)->capture_default_str();
@@ -178,12 +195,21 @@ Run define_bench(CLI::App& command) {
   number("--batch-tokens", arguments->batch_tokens, "new tokens of one step at most");
   number("--max-num-seqs", arguments->max_sequences, "running at once; 0: all");
   number("--kv-tokens", arguments->kv_tokens, "tokens that the pool holds; 0: enough for all");
+  number("--repeat", arguments->repeat, "calls of rollout; memory must not grow");
+  command.add_flag("--remap", arguments->remap,
+                   "unmap the pool, map it again, and compare the next call with the one before");
+  command.add_option("--folder", arguments->folder,
+                     "load: where the checkpoint is; made there if it is not");
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
+  command.add_flag("--inexact", arguments->device.inexact_products,
+                   "on CUDA any matrix product, whatever its rows: what exactness costs");
   add_device_options(command, arguments->device);
   command.footer(
       "Example:\n  octet bench gemm --threads 1\n"
+      "  octet bench gemm --device cuda:0 --shape qwen3-8b\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
-      "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256");
+      "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256\n"
+      "  octet bench load --shape qwen3-8b --folder /dev/shm/qwen3-8b");
   return [arguments] { return run_bench(*arguments); };
 }
 
@@ -211,7 +237,7 @@ constexpr Command kCommands[] = {
     {"tokenize", "text or conversations to ids and back", define_tokenize},
     {"import", "a GGUF file to a Hugging Face folder", define_import},
     {"doctor", "the machine and, with a config, its files and memory plan", define_doctor},
-    {"bench", "measure: limits, gemm, attention, rollout, exactness", define_bench},
+    {"bench", "measure: limits, gemm, attention, rollout, exactness, load", define_bench},
 };
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {

@@ -83,9 +83,10 @@ void check_config(const DoctorArguments& arguments) {
 
   const int64_t limit = memory_limit(device);
   const int64_t num_known = source.text_side.num_known(source.config);
+  const std::unique_ptr<ops::Backend> backend = make_backend(device);
   const loop::PolicyOptions options =
-      loop::make_policy_options(config, source.config, num_known, limit);
-  const auto plan = loop::plan_training(config, source.config, num_known, options);
+      loop::make_policy_options(config, source.config, num_known, limit, backend.get());
+  const auto plan = loop::plan_training(config, source.config, num_known, options, backend.get());
   loop::check_plan(plan, limit);
   print(fmt::format("memory plan:\n{}", loop::format_plan(plan)));
 }

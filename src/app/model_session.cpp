@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include <fmt/format.h>
+
 #include "app/backend_choice.h"
+#include "app/random_weights.h"
+#include "app/shapes.h"
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -15,6 +19,10 @@ constexpr int64_t kMaxBatchTokens = 2048;  // of one forward, unless training ne
 bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
 
 void check_arguments(const ModelArguments& arguments) {
+  if (arguments.model.empty() == arguments.shape.empty()) {
+    fail_usage("--model", "give a model's folder, or --shape for random weights{}",
+               arguments.model.empty() ? "" : ", not both");
+  }
   if (arguments.dtype != "bf16" && arguments.dtype != "bfloat16" && !is_float32(arguments)) {
     fail_usage("--dtype", "must be bf16 or float32, but is \"{}\"", arguments.dtype);
   }
@@ -61,9 +69,10 @@ model::Precision choose_precision(const ModelArguments& arguments, const io::Mod
 ModelSession::ModelSession(const ModelArguments& arguments) : arguments_(arguments) {
   check_arguments(arguments_);
   backend_ = make_backend(arguments_.device);
-  config_ = io::read_model_config(arguments_.model);
+  config_ = arguments_.shape.empty() ? io::read_model_config(arguments_.model)
+                                     : shape_named(arguments_.shape, 0);
   precision_ = choose_precision(arguments_, config_);
-  text_ = loop::read_text_side(arguments_.model, config_);
+  if (arguments_.shape.empty()) text_ = loop::read_text_side(arguments_.model, config_);
   if (!arguments_.adapter.empty()) adapter_ = io::read_peft_adapter(arguments_.adapter);
   const int64_t made_for = config_.max_position_embeddings > 0
                                ? config_.max_position_embeddings
@@ -78,6 +87,19 @@ ModelSession::ModelSession(const ModelArguments& arguments) : arguments_(argumen
 std::vector<Prompt> ModelSession::read_prompts(const InputArguments& input, bool special_tokens,
                                                bool add_generation_prompt) const {
   std::vector<Prompt> prompts;
+  if (input.prompt_tokens != 0) {
+    if (input.prompt_tokens < 1 || input.prompt_tokens > max_positions_ || input.num_prompts < 1) {
+      fail_usage("--prompt-tokens", "must be 1 to {} for at least one prompt, but is {} for {}",
+                 max_positions_, input.prompt_tokens, input.num_prompts);
+    }
+    if (!input.texts.empty() || !input.input.empty()) {
+      fail_usage("--prompt-tokens", "random prompts stand instead of an input; give one of them");
+    }
+    for (auto& ids : random_prompts(input.num_prompts, input.prompt_tokens, config_.vocab_size)) {
+      prompts.push_back({std::move(ids), fmt::format("prompt {}", prompts.size() + 1), {}});
+    }
+    return prompts;
+  }
   for_each_line(input, [&](const std::string& line, const std::string& where) {
     try {
       prompts.push_back(read_prompt(line, where, special_tokens, add_generation_prompt));
@@ -139,11 +161,14 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
   options.kv_tokens = options.max_sequences * ((options.max_seq_length + page - 1) / page * page);
   const int64_t num_known = text_.num_known(config_);
 
-  std::vector<loop::PlanEntry> plan = loop::plan_memory(config_, num_known, options);
-  // While loading, one tensor at a time lies in F32; it goes before anything else is needed.
-  const int64_t widest = std::max({config_.vocab_size, config_.intermediate_size,
-                                   config_.num_attention_heads * config_.head_dim});
-  plan.push_back({"loading", 4 * widest * config_.hidden_size});
+  std::vector<loop::PlanEntry> plan =
+      loop::plan_memory(config_, num_known, options, backend_.get());
+  {
+    tensor::PlanningAllocator allocator;
+    loop::Policy policy(allocator, config_, num_known, options);
+    plan.push_back({"loading", arguments_.shape.empty() ? model::loading_bytes(policy.model())
+                                                        : random_weights_bytes(policy.model())});
+  }
   const int64_t limit = memory_limit(arguments_.device);
   if (limit > 0 && loop::plan_total(plan) > limit) {
     fail("memory",
@@ -153,8 +178,12 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
   }
 
   policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, num_known, options);
-  io::Checkpoint checkpoint(arguments_.model);
-  model::load_weights(*backend_, policy_->model(), checkpoint);
+  if (arguments_.shape.empty()) {
+    io::Checkpoint checkpoint(arguments_.model);
+    model::load_weights(*backend_, policy_->model(), checkpoint);
+  } else {
+    fill_random_weights(*backend_, policy_->model());
+  }
   if (adapter_) model::load_adapters(*backend_, policy_->model(), *adapter_);
 }
 

@@ -129,13 +129,28 @@ TensorView Checkpoint::view(std::string_view name) {
 
 TensorView Checkpoint::peek(std::string_view name) const { return file_of(name).view(name); }
 
+void Checkpoint::require_shape(std::string_view name, const Shape& given,
+                               const Shape& required) const {
+  if (given == required) return;
+  fail(path_, "tensor \"{}\" must have the shape {} by config.json, but has {}", name,
+       required.to_string(), given.to_string());
+}
+
 TensorView Checkpoint::view(std::string_view name, const Shape& shape) {
   const TensorView result = view(name);
-  if (result.shape != shape) {
-    fail(path_, "tensor \"{}\" must have the shape {} by config.json, but has {}", name,
-         shape.to_string(), result.shape.to_string());
-  }
+  require_shape(name, result.shape, shape);
   return result;
+}
+
+TensorSpec Checkpoint::spec(std::string_view name, const Shape& shape) {
+  TensorSpec result = file_of(name).spec(name);
+  used_.emplace(name);
+  require_shape(name, result.shape, shape);
+  return result;
+}
+
+void Checkpoint::read(std::string_view name, int64_t offset, std::span<uint8_t> to) const {
+  file_of(name).read(name, offset, to);
 }
 
 void Checkpoint::mark_used(std::string_view name) {

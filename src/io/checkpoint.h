@@ -31,6 +31,11 @@ class Checkpoint {
   // The same, and an Error naming the tensor unless it has this shape.
   tensor::TensorView view(std::string_view name, const tensor::Shape& shape);
 
+  // What the tensor is, counted as used, its values untouched; the same errors. They are read in
+  // pieces, from byte `offset` of the tensor on, from several threads at once.
+  TensorSpec spec(std::string_view name, const tensor::Shape& shape);
+  void read(std::string_view name, int64_t offset, std::span<uint8_t> to) const;
+
   // The tensor without counting it.
   tensor::TensorView peek(std::string_view name) const;
 
@@ -42,6 +47,8 @@ class Checkpoint {
 
  private:
   const SafetensorsFile& file_of(std::string_view name) const;
+  void require_shape(std::string_view name, const tensor::Shape& given,
+                     const tensor::Shape& required) const;
 
   std::string path_;
   std::vector<SafetensorsFile> files_;

@@ -17,9 +17,13 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  // Reads `to` from byte `offset` on, past the map: from several threads at once, and no page of
+  // the map becomes this process's. Error where the file ends before.
+  void read(uint64_t offset, std::span<uint8_t> to) const;
 
  private:
   std::string path_;
+  int file_ = -1;
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };

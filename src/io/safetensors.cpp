@@ -148,7 +148,9 @@ struct SafetensorsFile::State {
   std::vector<std::string> names;
   std::map<std::string, size_t, std::less<>> index;
   // Copies of tensors that lie askew in the file.
-  std::map<size_t, std::vector<std::max_align_t>> aligned;
+  std::map<std::string, std::vector<std::max_align_t>> aligned;
+
+  const Entry& find(std::string_view name) const;
 };
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : state_(std::make_unique<State>(path)) {
@@ -219,14 +221,18 @@ const std::vector<std::string>& SafetensorsFile::names() const { return state_->
 const Metadata& SafetensorsFile::metadata() const { return state_->metadata; }
 bool SafetensorsFile::has(std::string_view name) const { return state_->index.contains(name); }
 
-TensorView SafetensorsFile::view(std::string_view name) const {
-  const auto found = state_->index.find(name);
-  if (found == state_->index.end()) {
-    const std::string near = nearest_name(name, state_->names);
-    fail(path(), "tensor \"{}\" is required, but missing{}", name,
+const Entry& SafetensorsFile::State::find(std::string_view name) const {
+  const auto found = index.find(name);
+  if (found == index.end()) {
+    const std::string near = nearest_name(name, names);
+    fail(file.path(), "tensor \"{}\" is required, but missing{}", name,
          near.empty() ? "" : fmt::format("; the nearest is \"{}\"", near));
   }
-  const Entry& entry = state_->entries[found->second];
+  return entries[found->second];
+}
+
+TensorSpec SafetensorsFile::spec(std::string_view name) const {
+  const Entry& entry = state_->find(name);
   if (!entry.type->dtype.has_value()) {
     fail(path(), "tensor \"{}\" has the element type {}, which is not supported", name,
          entry.type->name);
@@ -235,10 +241,24 @@ TensorView SafetensorsFile::view(std::string_view name) const {
     fail(path(), "tensor \"{}\" has {} axes, but at most {} are supported", name,
          entry.extents.size(), Shape::kMaxRank);
   }
+  return {entry.name, *entry.type->dtype, Shape(entry.extents)};
+}
+
+void SafetensorsFile::read(std::string_view name, int64_t offset, std::span<uint8_t> to) const {
+  const Entry& entry = state_->find(name);
+  const auto begin = static_cast<uint64_t>(offset);
+  OCTET_ASSERT(begin + to.size() <= entry.end - entry.begin);
+  const auto data_offset = static_cast<uint64_t>(state_->data - state_->file.bytes().data());
+  state_->file.read(data_offset + entry.begin + begin, to);
+}
+
+TensorView SafetensorsFile::view(std::string_view name) const {
+  const TensorSpec tensor = spec(name);
+  const Entry& entry = state_->find(name);
   const uint8_t* data = state_->data + entry.begin;
   const auto address = reinterpret_cast<uintptr_t>(data);
-  if (address % static_cast<uintptr_t>(tensor::dtype_bytes(*entry.type->dtype)) != 0) {
-    auto& copy = state_->aligned[found->second];
+  if (address % static_cast<uintptr_t>(tensor::dtype_bytes(tensor.dtype)) != 0) {
+    auto& copy = state_->aligned[tensor.name];
     if (copy.empty()) {
       const size_t num_bytes = entry.end - entry.begin;
       copy.resize(num_bytes / sizeof(std::max_align_t) + 1);
@@ -246,7 +266,7 @@ TensorView SafetensorsFile::view(std::string_view name) const {
     }
     data = reinterpret_cast<const uint8_t*>(copy.data());
   }
-  return TensorView(const_cast<uint8_t*>(data), *entry.type->dtype, Shape(entry.extents));
+  return TensorView(const_cast<uint8_t*>(data), tensor.dtype, tensor.shape);
 }
 
 void write_safetensors(const std::string& path, std::vector<TensorSpec> specs,

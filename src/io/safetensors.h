@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,12 @@
 namespace octet::io {
 
 using Metadata = std::map<std::string, std::string>;
+
+struct TensorSpec {
+  std::string name;
+  tensor::DType dtype = tensor::DType::kF32;
+  tensor::Shape shape;
+};
 
 // One file, mapped read-only. Every rule of the format is checked when it is opened; an Error names
 // the file, the tensor, what is required and what was given. Use it from one thread at a time.
@@ -36,15 +43,14 @@ class SafetensorsFile {
   // nearest one), the rank is above four or the element type has no DType (U64, C64, F4 …).
   tensor::TensorView view(std::string_view name) const;
 
+  // What `view` would show, without touching the values; the same errors.
+  TensorSpec spec(std::string_view name) const;
+  // Reads part of a tensor's bytes, from `offset` on; from several threads at once.
+  void read(std::string_view name, int64_t offset, std::span<uint8_t> to) const;
+
  private:
   struct State;
   std::unique_ptr<State> state_;
-};
-
-struct TensorSpec {
-  std::string name;
-  tensor::DType dtype = tensor::DType::kF32;
-  tensor::Shape shape;
 };
 
 struct NamedTensor {

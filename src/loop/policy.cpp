@@ -105,12 +105,48 @@ Policy::Policy(tensor::Allocator& allocator, const io::ModelConfig& config, int6
   }
 }
 
+void Policy::unmap_pages() {
+  pages_->unmap();
+  if (shadow_) shadow_->unmap();
+}
+
+void Policy::map_pages() {
+  pages_->map();
+  if (shadow_) shadow_->map();
+}
+
+int64_t policy_workspace_bytes(ops::Backend& backend, Policy& policy,
+                               const PolicyOptions& options) {
+  const io::ModelConfig& config = policy.model().config();
+  const int64_t attention = policy.model().attention_width();
+  return backend.workspace_bytes(
+      {.max_tokens = options.max_batch_tokens,
+       .max_sequences = options.max_sequences,
+       .max_context = options.max_seq_length,
+       .query_heads = config.num_attention_heads,
+       .kv_heads = config.num_key_value_heads,
+       .head_dim = config.head_dim,
+       .widest_input = std::max({config.hidden_size, attention, config.intermediate_size}),
+       .widest_output =
+           std::max({config.hidden_size, policy.model().qkv_width(), 2 * config.intermediate_size}),
+       .hidden = config.hidden_size,
+       .head_rows = policy.head().chunk_rows(),
+       .vocab = config.vocab_size,
+       .fp8 = options.precision.fp8(),
+       .block_scales =
+           options.precision.fp8() && options.precision.scales == model::WeightScales::kBlock,
+       .training = options.training != model::Training::kNone});
+}
+
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
-                                   const PolicyOptions& options) {
-  tensor::PlanningAllocator allocator;
-  const Policy policy(allocator, config, num_known, options);
+                                   const PolicyOptions& options, ops::Backend* backend) {
+  tensor::PlanningAllocator allocator(backend == nullptr ? 1 : backend->allocator().page_bytes());
+  Policy policy(allocator, config, num_known, options);
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
+  if (backend == nullptr) return plan;
+  const int64_t workspaces = policy_workspace_bytes(*backend, policy, options);
+  if (workspaces > 0) plan.push_back({"workspaces", workspaces});
   return plan;
 }
 

@@ -68,6 +68,9 @@ class Policy {
   model::KvStore* shadow_pages() {
     return shadow_ ? shadow_.get() : use_pool_as_shadow_ ? pages_.get() : nullptr;
   }
+  // Gives the pools' memory back while no page is in use, and takes it again where it was, zeroed.
+  void unmap_pages();
+  void map_pages();
 
  private:
   std::unique_ptr<model::Model> model_;
@@ -77,9 +80,12 @@ class Policy {
   bool use_pool_as_shadow_ = false;
 };
 
-// What Policy's constructor would allocate, without memory behind it.
+// What Policy's constructor would allocate, without memory behind it; given a backend, in its pages
+// and with its workspaces.
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
-                                   const PolicyOptions& options);
+                                   const PolicyOptions& options, ops::Backend* backend = nullptr);
+// The backend's workspaces for this policy.
+int64_t policy_workspace_bytes(ops::Backend& backend, Policy& policy, const PolicyOptions& options);
 int64_t plan_total(const std::vector<PlanEntry>& plan);
 // Error naming the plan unless it fits the limit (0: none).
 void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);

@@ -1,5 +1,6 @@
-// What a run leaves on disk: DIR/config.toml, provenance.json, metrics.jsonl, events.jsonl,
-// completions/, tensorboard/, checkpoints/step-000020/, model/.
+// What a run leaves on disk: DIR/config.toml, provenance.json, kernels.json (where a device chose
+// kernels by timing), metrics.jsonl, events.jsonl, completions/, tensorboard/,
+// checkpoints/step-000020/, model/.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,7 @@ class RunFolder {
 
   const std::string& dir() const { return dir_; }
   std::string config_path() const { return dir_ + "/config.toml"; }
+  std::string choices_path() const { return dir_ + "/kernels.json"; }  // of the device, if any
   std::string provenance_path() const { return dir_ + "/provenance.json"; }
   std::string metrics_path() const { return dir_ + "/metrics.jsonl"; }
   std::string events_path() const { return dir_ + "/events.jsonl"; }

@@ -95,7 +95,7 @@ model::Precision make_precision(const TrainConfig& config, const io::ModelConfig
 }
 
 PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConfig& model,
-                                  int64_t num_known, int64_t memory_limit) {
+                                  int64_t num_known, int64_t memory_limit, ops::Backend* backend) {
   if (config.model.max_seq_length > model.max_position_embeddings) {
     fail_usage("model.max_seq_length",
                "must be at most {}, the model's max_position_embeddings, but "
@@ -124,9 +124,9 @@ PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConf
     memory_limit = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 2;
   }
   options.kv_tokens = least;
-  const int64_t at_least = plan_total(plan_training(config, model, num_known, options));
+  const int64_t at_least = plan_total(plan_training(config, model, num_known, options, backend));
   options.kv_tokens = wanted;
-  const int64_t at_most = plan_total(plan_training(config, model, num_known, options));
+  const int64_t at_most = plan_total(plan_training(config, model, num_known, options, backend));
   if (at_most > memory_limit) {
     const double per_token = wanted == least ? 0.0
                                              : static_cast<double>(at_most - at_least) /
@@ -149,24 +149,27 @@ PolicyOptions reference_options(const PolicyOptions& options) {
 }
 
 std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelConfig& model,
-                                     int64_t num_known, const PolicyOptions& options) {
-  tensor::PlanningAllocator allocator;
+                                     int64_t num_known, const PolicyOptions& options,
+                                     ops::Backend* backend) {
+  tensor::PlanningAllocator allocator(backend == nullptr ? 1 : backend->allocator().page_bytes());
   Policy policy(allocator, model, num_known, options);
   const int64_t before = allocator.bytes_in_use();
   const train::AdamW optimizer(allocator, policy.model().weights(), {});
   const int64_t optimizer_bytes = allocator.bytes_in_use() - before;
   std::vector<PlanEntry> plan;
-  int64_t largest = 0;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
-  for (const model::Parameter& p : policy.model().weights().parameters()) {
-    largest = std::max(largest, 4 * p.shape.num_elements());
-  }
   plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
-  // One tensor at a time lies in F32 while weights are filled, before the optimiser is made.
-  if (largest > optimizer_bytes) plan.push_back({"loading", largest - optimizer_bytes});
+  int64_t later = optimizer_bytes;  // what is made after the weights have been filled
+  if (backend != nullptr) {
+    const int64_t workspaces = policy_workspace_bytes(*backend, policy, options);
+    if (workspaces > 0) plan.push_back({"workspaces", workspaces});
+    later += workspaces;
+  }
+  const int64_t loading = allocator.whole_pages(model::loading_bytes(policy.model()));
+  if (loading > later) plan.push_back({"loading", loading - later});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
-    plan.push_back(
-        {"KL reference", plan_total(plan_memory(model, num_known, reference_options(options)))});
+    plan.push_back({"KL reference", plan_total(plan_memory(model, num_known,
+                                                           reference_options(options), backend))});
   }
   return plan;
 }

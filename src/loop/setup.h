@@ -27,15 +27,18 @@ model::Precision make_precision(const TrainConfig& config, const io::ModelConfig
 // much as fits beside the rest under `memory_limit` (0: half of the machine's memory), at least one
 // sequence and one micro-batch.
 PolicyOptions make_policy_options(const TrainConfig& config, const io::ModelConfig& model,
-                                  int64_t num_known, int64_t memory_limit);
+                                  int64_t num_known, int64_t memory_limit,
+                                  ops::Backend* backend = nullptr);
 
 // Of the frozen copy that KL compares with in full fine-tuning: it scores a call's sequences at a
 // time.
 PolicyOptions reference_options(const PolicyOptions& options);
 
-// The whole plan of a training run: policy, optimiser, reference model where KL needs one.
+// The whole plan of a training run: policy, optimiser, reference model where KL needs one; given a
+// backend, in its pages and with its workspaces.
 std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelConfig& model,
-                                     int64_t num_known, const PolicyOptions& options);
+                                     int64_t num_known, const PolicyOptions& options,
+                                     ops::Backend* backend = nullptr);
 
 // Whether clip bounds are calibrated: asked for, and more than one update per rollout (with one,
 // every ratio is 1 and there is nothing to clip).

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "loop/checkpoint.h"
 #include "loop/run_folder.h"
 #include "loop/run_identity.h"
@@ -87,9 +88,9 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
       data_(config, source_.text_side),
       num_known_(source_.text_side.num_known(source_.config)),
       policy_options_(
-          make_policy_options(config, source_.config, num_known_, options.memory_limit)),
+          make_policy_options(config, source_.config, num_known_, options.memory_limit, &backend)),
       rewards_(make_rewards(config)) {
-  check_plan(plan_training(config, source_.config, num_known_, policy_options_),
+  check_plan(plan_training(config, source_.config, num_known_, policy_options_, &backend),
              options.memory_limit);
   num_steps_ = num_steps(config, data_.num_train());
 
@@ -391,6 +392,9 @@ void TrainRun::save(int64_t steps_done) {
     save_state(backend_, policy_->model(), *trainer_, extra, path);
   });
   folder_->rotate_checkpoints(config_.train.save_total_limit);
+  if (const std::string choices = backend_.choices(); !choices.empty()) {
+    write_file_atomically(folder_->choices_path(), choices);
+  }
 }
 
 std::string TrainRun::export_result() {

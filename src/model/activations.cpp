@@ -15,6 +15,15 @@ std::array<const LinearLayer*, kNumProjections> projections(const DecoderLayer& 
           &layer.gate_up[0], &layer.gate_up[1], &layer.down};
 }
 
+// Projections that read one input: their intermediate results stand side by side.
+constexpr std::pair<ProjectionIndex, ProjectionIndex> kGroups[] = {
+    {kQ, kO}, {kO, kGate}, {kGate, kDown}, {kDown, kNumProjections}};  // from, before
+
+int64_t rank_of(const DecoderLayer& layer, size_t index) {
+  const LoraPair& pair = projections(layer)[index]->lora;
+  return pair.empty() ? 0 : pair.rank();
+}
+
 }  // namespace
 
 Activations::Activations(tensor::Allocator& allocator, const Model& model, int64_t max_tokens,
@@ -41,16 +50,17 @@ Activations::Activations(tensor::Allocator& allocator, const Model& model, int64
     a.mlp_normed = make(dtype, {t, h});
     a.gate_up = make(dtype, {t, 2 * inner});
     a.activated = make(dtype, {t, inner});
-    // A shared set serves the widest adapter of each projection.
+    // A shared set serves the widest adapters of each group.
     const auto own = static_cast<size_t>(set);
     const size_t end = training ? own + 1 : model.layers().size();
-    for (size_t index = 0; index < kNumProjections; ++index) {
-      int64_t rank = 0;
+    for (const auto& [first, last] : kGroups) {
+      int64_t widest = 0;
       for (size_t layer = own; layer < end; ++layer) {
-        const LoraPair& pair = projections(model.layers()[layer])[index]->lora;
-        if (!pair.empty()) rank = std::max(rank, pair.rank());
+        int64_t width = 0;
+        for (size_t i = first; i < last; ++i) width += rank_of(model.layers()[layer], i);
+        widest = std::max(widest, width);
       }
-      if (rank > 0) a.lora[index] = make(dtype, {t, rank});
+      if (widest > 0) a.lora[first] = make(dtype, {t, widest});
     }
     layers_.push_back(a);
   }
@@ -86,11 +96,17 @@ LayerActivations Activations::layer(int64_t index, int64_t num_tokens) const {
                            &a.mlp_normed, &a.gate_up, &a.activated}) {
     *view = view->slice_rows(0, num_tokens);
   }
-  const auto linears = projections(model_.layers()[static_cast<size_t>(index)]);
-  for (size_t i = 0; i < kNumProjections; ++i) {
-    const LoraPair& pair = linears[i]->lora;
-    a.lora[i] = pair.empty() ? TensorView()
-                             : TensorView(a.lora[i].data, a.x.dtype, {num_tokens, pair.rank()});
+  const DecoderLayer& layer = model_.layers()[static_cast<size_t>(index)];
+  for (const auto& [first, last] : kGroups) {
+    int64_t width = 0;
+    for (size_t i = first; i < last; ++i) width += rank_of(layer, i);
+    const TensorView all(a.lora[first].data, a.x.dtype, {num_tokens, width});
+    int64_t column = 0;
+    for (size_t i = first; i < last; ++i) {
+      const int64_t rank = rank_of(layer, i);
+      a.lora[i] = rank > 0 ? all.slice_columns(column, rank) : TensorView();
+      column += rank;
+    }
   }
   return a;
 }

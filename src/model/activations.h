@@ -23,7 +23,8 @@ struct LayerActivations {
   tensor::TensorView mlp_normed;             // [T, H]
   tensor::TensorView gate_up;                // [T, 2 I]
   tensor::TensorView activated;              // [T, I]
-  tensor::TensorView lora[kNumProjections];  // [T, r] x Aᵀ, where there is an adapter
+  // [T, r] x Aᵀ, where there is an adapter; those of a group are the columns of one matrix.
+  tensor::TensorView lora[kNumProjections];
 };
 
 class Activations {

@@ -32,13 +32,19 @@ class KvStore {
   void release_all(std::vector<int32_t>& pages);  // and empties the list
 
   ops::KvCacheView layer(int64_t index) const { return layers_[index]; }
+  // Gives the memory of all pages back, which must be free, and takes it again, zeroed, at the same
+  // addresses: recordings that read the pages stay valid.
+  void unmap();
+  void map();
+  bool is_unmapped() const { return buffer_.is_unmapped(); }
+
   // Copies the first tokens of a page in every layer.
   void copy(ops::Backend& backend, int32_t source, int32_t destination, int32_t num_tokens);
 
  private:
   tensor::DType dtype_;
   int64_t num_pages_;
-  std::vector<tensor::Buffer> buffers_;
+  tensor::Buffer buffer_;  // of all layers
   std::vector<ops::KvCacheView> layers_;
   std::vector<int32_t> free_;
   std::vector<int32_t> references_;

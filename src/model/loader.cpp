@@ -1,7 +1,9 @@
 #include "model/loader.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -43,26 +45,123 @@ std::vector<float> read_values(const TensorView& view, const std::string& name) 
   return values;
 }
 
-// Sets parameters one after another through one F32 staging buffer.
+// Rows of F32 values that go through the staging at a time: whole granules of the parameter, within
+// the bytes of the model's largest linear (less than a layer) and a bound.
+int64_t staged_rows(Model& model, const Parameter& parameter) {
+  int64_t most = 0;
+  for (const LinearLayer* layer : model.linear_layers()) {
+    most = std::max(most, 4 * layer->weight->shape.num_elements());
+  }
+  most = std::min(most, int64_t{64} << 20);
+  const int64_t rows = std::max<int64_t>(1, parameter.shape[0]);
+  const int64_t row_bytes = std::max<int64_t>(1, 4 * parameter.shape.num_elements() / rows);
+  const int64_t granule = WeightStore::row_granule(parameter);
+  return std::min(rows, std::max<int64_t>(1, most / row_bytes / granule) * granule);
+}
+
+// Sets parameters one after another through one staging buffer.
 class Assigner {
  public:
-  Assigner(ops::Backend& backend, Model& model) : backend_(backend), model_(model) {
-    int64_t largest = 0;
-    for (const Parameter& p : model.weights().parameters()) {
-      largest = std::max(largest, p.shape.num_elements());
+  Assigner(ops::Backend& backend, Model& model)
+      : backend_(backend),
+        model_(model),
+        staging_(backend.allocator().allocate(loading_bytes(model), "loading")) {}
+
+  // From bytes of dtype F32 or BF16: `read` gives those of the whole tensor.
+  void operator()(Parameter& parameter, DType dtype, const ops::Backend::ReadPiece& read) {
+    // What is kept as it is needs no staging.
+    if (dtype == DType::kBF16 && parameter.master.empty() && parameter.quantized.empty()) {
+      return backend_.upload_pieces(parameter.dense, read);
     }
-    staging_ = backend.allocator().allocate(DType::kF32, {largest}, "loading");
+    const int64_t rows = parameter.shape[0], step = staged_rows(model_, parameter);
+    for (int64_t first = 0; first < rows; first += step) {
+      const TensorView whole(staging_.data(), dtype, parameter.shape);
+      const TensorView some = whole.slice_rows(0, std::min(step, rows - first));
+      const int64_t begin = first * whole.row_elements() * tensor::dtype_bytes(dtype);
+      backend_.upload_pieces(
+          some, [&](int64_t offset, std::span<uint8_t> to) { read(begin + offset, to); });
+      model_.weights().assign(backend_, parameter, some, first);
+    }
   }
   void operator()(Parameter& parameter, const std::vector<float>& values) {
-    const TensorView view = staging_.view(DType::kF32, parameter.shape);
-    backend_.upload(values.data(), view);
-    model_.weights().assign(backend_, parameter, view);
+    (*this)(parameter, DType::kF32, [&](int64_t offset, std::span<uint8_t> to) {
+      std::memcpy(to.data(), reinterpret_cast<const uint8_t*>(values.data()) + offset, to.size());
+    });
   }
 
  private:
   ops::Backend& backend_;
   Model& model_;
   tensor::Buffer staging_;
+};
+
+// Whether one of `count` 16-bit floats has all the bits of `exponent`: an infinity or NaN.
+bool has_special(const uint16_t* values, size_t count, uint16_t exponent) {
+  bool found = false;
+  for (size_t i = 0; i < count; ++i) found |= (values[i] & exponent) == exponent;
+  return found;
+}
+bool has_special(const uint32_t* values, size_t count) {
+  constexpr uint32_t kExponent = 0x7F800000u;
+  bool found = false;
+  for (size_t i = 0; i < count; ++i) found |= (values[i] & kExponent) == kExponent;
+  return found;
+}
+
+[[noreturn]] void fail_not_finite(const std::string& name, const TensorView& values,
+                                  int64_t first_index) {
+  int64_t i = 0;
+  while (std::isfinite(read_element(values, i))) ++i;
+  fail(name, "weights must be finite, but element {} is {}; the checkpoint is damaged",
+       first_index + i, read_element(values, i));
+}
+
+// The bytes of a tensor of the file, checked on the way while they are in the processor's caches.
+class TensorReader {
+ public:
+  TensorReader(const io::Checkpoint& checkpoint, const io::TensorSpec& spec)
+      : checkpoint_(checkpoint), spec_(spec) {
+    if (spec.dtype != DType::kF32 && spec.dtype != DType::kBF16 && spec.dtype != DType::kF16) {
+      fail(spec.name, "the tensor must be F32, BF16 or F16, but is {}; convert the checkpoint",
+           tensor::dtype_name(spec.dtype));
+    }
+  }
+  // Of what `operator()` gives: F16 comes as F32.
+  DType dtype() const { return spec_.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32; }
+
+  void operator()(int64_t offset, std::span<uint8_t> to) const {
+    constexpr size_t kSlice = size_t{256} << 10;
+    for (; !to.empty(); to = to.subspan(std::min(kSlice, to.size()))) {
+      const std::span<uint8_t> slice = to.first(std::min(kSlice, to.size()));
+      spec_.dtype == DType::kF16 ? read_f16(offset, slice) : read_plain(offset, slice);
+      offset += static_cast<int64_t>(slice.size());
+    }
+  }
+
+ private:
+  void read_plain(int64_t offset, std::span<uint8_t> to) const {
+    checkpoint_.read(spec_.name, offset, to);
+    const int64_t size = tensor::dtype_bytes(spec_.dtype);
+    const auto count = static_cast<int64_t>(to.size()) / size;
+    const TensorView values(to.data(), spec_.dtype, {count});
+    const bool special = size == 2 ? has_special(values.as<uint16_t>(), to.size() / 2, 0x7F80)
+                                   : has_special(values.as<uint32_t>(), to.size() / 4);
+    if (special) fail_not_finite(spec_.name, values, offset / size);
+  }
+  void read_f16(int64_t offset, std::span<uint8_t> to) const {
+    std::vector<uint16_t> codes(to.size() / 4);
+    checkpoint_.read(spec_.name, offset / 2,
+                     {reinterpret_cast<uint8_t*>(codes.data()), 2 * codes.size()});
+    if (has_special(codes.data(), codes.size(), 0x7C00)) {
+      const TensorView values(codes.data(), DType::kF16, {static_cast<int64_t>(codes.size())});
+      fail_not_finite(spec_.name, values, offset / 4);
+    }
+    auto* values = reinterpret_cast<float*>(to.data());
+    for (size_t i = 0; i < codes.size(); ++i) values[i] = tensor::decode_f16(codes[i]);
+  }
+
+  const io::Checkpoint& checkpoint_;
+  io::TensorSpec spec_;
 };
 
 std::vector<float> dequantise(const io::Fp8Linear& linear) {
@@ -83,8 +182,8 @@ std::vector<float> dequantise(const io::Fp8Linear& linear) {
   return values;
 }
 
-void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8Linear& linear,
-                     Assigner& assign) {
+void load_fp8_linear(ops::Backend& backend, WeightStore& weights, Parameter& parameter,
+                     const io::Fp8Linear& linear, Assigner& assign) {
   if (linear.codes.shape != parameter.shape) {
     fail(parameter.name, "the tensor must have the shape {}, but has {}",
          parameter.shape.to_string(), linear.codes.shape.to_string());
@@ -95,8 +194,7 @@ void load_fp8_linear(ops::Backend& backend, Parameter& parameter, const io::Fp8L
       !parameter.quantized.empty() && parameter.quantized.scales.num_elements() == num_scales &&
       (num_scales == 1 || parameter.quantized.granularity == linear.granularity);
   if (same_scales && parameter.master.empty()) {
-    backend.upload(linear.codes.data, parameter.quantized.codes);
-    backend.upload(linear.scales.data(), parameter.quantized.scales);
+    weights.assign_codes(backend, parameter, linear.codes.data, linear.scales.data());
     return;
   }
   assign(parameter, dequantise(linear));
@@ -123,16 +221,26 @@ std::vector<float> download_values(ops::Backend& backend, const TensorView& view
 
 }  // namespace
 
+int64_t loading_bytes(Model& model) {
+  int64_t largest = 0;
+  for (const Parameter& p : model.weights().parameters()) {
+    const int64_t rows = std::max<int64_t>(1, p.shape[0]);
+    largest = std::max(largest, 4 * p.shape.num_elements() / rows * staged_rows(model, p));
+  }
+  return largest;
+}
+
 void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoint) {
   Assigner assign(backend, model);
   for (Parameter& parameter : model.weights().parameters()) {
     if (parameter.kind == ParameterKind::kLora) continue;
     const std::string module = parameter.name.substr(0, parameter.name.rfind('.'));
     if (parameter.kind == ParameterKind::kLinear && io::is_fp8_linear(checkpoint, module)) {
-      load_fp8_linear(backend, parameter, io::read_fp8_linear(checkpoint, module), assign);
+      load_fp8_linear(backend, model.weights(), parameter, io::read_fp8_linear(checkpoint, module),
+                      assign);
     } else {
-      assign(parameter,
-             read_values(checkpoint.view(parameter.name, parameter.shape), parameter.name));
+      const TensorReader reader(checkpoint, checkpoint.spec(parameter.name, parameter.shape));
+      assign(parameter, reader.dtype(), reader);
     }
   }
   if (model.config().tie_word_embeddings && checkpoint.has("lm_head.weight")) {

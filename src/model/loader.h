@@ -10,11 +10,16 @@
 
 namespace octet::model {
 
-// Copies every tensor of the checkpoint into the model, quantising where the flow says so. Every
-// expected tensor must be there with its shape, finite, and every tensor of the file must be used;
-// else Error naming it. FP8 codes of a checkpoint are taken as they are where the granularity is
-// the model's, and dequantised where the flow is bf16.
+// Streams every tensor of the checkpoint into the model, quantising on the device where the flow
+// says so: beside the model itself loading_bytes of device memory are in use, and no tensor is ever
+// whole in host memory. Every expected tensor must be there with its shape, finite, and every
+// tensor of the file must be used; else Error naming it. FP8 codes of a checkpoint are taken as
+// they are where the granularity is the model's, and dequantised where the flow is bf16.
 void load_weights(ops::Backend& backend, Model& model, io::Checkpoint& checkpoint);
+
+// Device memory that filling a model takes for its time: some rows, or where a scale belongs to a
+// whole tensor the largest one, in F32.
+int64_t loading_bytes(Model& model);
 
 // Normal(0, standard_deviation) matrices, unit norms, zero biases, from a seed and each parameter's
 // name.

@@ -33,10 +33,13 @@ Model::Model(tensor::Allocator& allocator, const io::ModelConfig& config,
                        : 0;
     layer.input_norm = norm(prefix + "input_layernorm.weight", width);
     const std::string attention = prefix + "self_attn.";
-    layer.qkv.push_back(
-        add_linear(attention + "q_proj", query_width, width, config.attention_bias));
-    layer.qkv.push_back(add_linear(attention + "k_proj", key_width, width, config.attention_bias));
-    layer.qkv.push_back(add_linear(attention + "v_proj", key_width, width, config.attention_bias));
+    WeightGroup& qkv = weights_.add_group({query_width, key_width, key_width}, width);
+    const auto add_input = [&](const char* name, int64_t rows) {
+      layer.qkv.push_back(add_linear(attention + name, rows, width, config.attention_bias, &qkv));
+    };
+    add_input("q_proj", query_width);
+    add_input("k_proj", key_width);
+    add_input("v_proj", key_width);
     if (config.qk_norm) {
       layer.q_norm = norm(attention + "q_norm.weight", config.head_dim);
       layer.k_norm = norm(attention + "k_norm.weight", config.head_dim);
@@ -44,11 +47,12 @@ Model::Model(tensor::Allocator& allocator, const io::ModelConfig& config,
     layer.o = add_linear(attention + "o_proj", width, query_width, config.attention_output_bias);
     layer.post_attention_norm = norm(prefix + "post_attention_layernorm.weight", width);
     const std::string mlp = prefix + "mlp.";
-    layer.gate_up.push_back(
-        add_linear(mlp + "gate_proj", config.intermediate_size, width, config.mlp_bias));
-    layer.gate_up.push_back(
-        add_linear(mlp + "up_proj", config.intermediate_size, width, config.mlp_bias));
-    layer.down = add_linear(mlp + "down_proj", width, config.intermediate_size, config.mlp_bias);
+    const int64_t inner = config.intermediate_size;
+    WeightGroup& gate_up = weights_.add_group({inner, inner}, width);
+    for (const char* name : {"gate_proj", "up_proj"}) {
+      layer.gate_up.push_back(add_linear(mlp + name, inner, width, config.mlp_bias, &gate_up));
+    }
+    layer.down = add_linear(mlp + "down_proj", width, inner, config.mlp_bias);
   }
   final_norm_ = norm("model.norm.weight", width);
   head_ = config.tie_word_embeddings ? embedding_
@@ -56,11 +60,13 @@ Model::Model(tensor::Allocator& allocator, const io::ModelConfig& config,
                                                      ParameterKind::kHead, full);
 }
 
-LinearLayer Model::add_linear(const std::string& module, int64_t rows, int64_t columns, bool bias) {
+LinearLayer Model::add_linear(const std::string& module, int64_t rows, int64_t columns, bool bias,
+                              WeightGroup* group) {
   const bool full = training_ == Training::kFull;
   LinearLayer layer;
   layer.module = module;
-  layer.weight = &weights_.add(module + ".weight", {rows, columns}, ParameterKind::kLinear, full);
+  layer.weight =
+      &weights_.add(module + ".weight", {rows, columns}, ParameterKind::kLinear, full, group);
   if (bias) layer.bias = &weights_.add(module + ".bias", {rows}, ParameterKind::kBias, full);
   if (lora_ && io::lora_targets(*lora_, module)) {
     const bool trained = training_ == Training::kLora;

@@ -65,7 +65,8 @@ class Model {
   int64_t max_lora_rank() const;
 
  private:
-  LinearLayer add_linear(const std::string& module, int64_t rows, int64_t columns, bool bias);
+  LinearLayer add_linear(const std::string& module, int64_t rows, int64_t columns, bool bias,
+                         WeightGroup* group = nullptr);
 
   io::ModelConfig config_;
   Training training_;

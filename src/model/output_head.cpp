@@ -1,6 +1,7 @@
 #include "model/output_head.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -8,6 +9,27 @@ namespace octet::model {
 
 using tensor::DType;
 using tensor::TensorView;
+
+namespace {
+
+// The likeliest of every row of logits [n, V].
+void append_top(ops::Backend& backend, const TensorView& logits, int64_t num_known, int64_t num_top,
+                std::vector<TopToken>& top) {
+  const int64_t width = logits.shape[1];
+  std::vector<float> values(static_cast<size_t>(logits.num_elements()));
+  backend.download(logits, values.data());
+  std::vector<int32_t> order(static_cast<size_t>(num_known));
+  for (int64_t row = 0; row < logits.rows(); ++row) {
+    const float* of = values.data() + row * width;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(
+        order.begin(), order.begin() + num_top, order.end(),
+        [of](int32_t a, int32_t b) { return of[a] != of[b] ? of[a] > of[b] : a < b; });
+    for (int64_t i = 0; i < num_top; ++i) top.push_back({order[i], of[order[i]]});
+  }
+}
+
+}  // namespace
 
 OutputHead::OutputHead(tensor::Allocator& allocator, const Model& model, int64_t chunk_rows,
                        int64_t max_tokens, int64_t num_known, bool training)
@@ -47,7 +69,7 @@ TensorView OutputHead::logits(ops::Backend& backend, const TensorView& hidden,
 
 TokenScores OutputHead::score(ops::Backend& backend, const TensorView& hidden,
                               std::span<const int32_t> rows, std::span<const int32_t> targets,
-                              float temperature) {
+                              float temperature, int64_t num_top) {
   OCTET_ASSERT(rows.size() == targets.size());
   TokenScores scores;
   scores.log_probs.resize(rows.size());
@@ -56,6 +78,7 @@ TokenScores OutputHead::score(ops::Backend& backend, const TensorView& hidden,
     const size_t count = std::min(rows.size() - begin, static_cast<size_t>(chunk_rows_));
     const auto n = static_cast<int64_t>(count);
     const TensorView chunk = logits(backend, hidden, rows.subspan(begin, count));
+    if (num_top > 0) append_top(backend, chunk, num_known_, num_top, scores.top);
     backend.upload(targets.data() + begin, targets_.slice_rows(0, n));
     backend.log_probs({.logits = chunk,
                        .targets = targets_.slice_rows(0, n),

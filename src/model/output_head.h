@@ -8,9 +8,15 @@
 
 namespace octet::model {
 
+struct TopToken {
+  int32_t id = 0;
+  float logit = 0;  // before the temperature
+};
+
 struct TokenScores {
   std::vector<float> log_probs;  // of the targets, nats
   std::vector<float> entropies;  // of the distributions, nats
+  std::vector<TopToken> top{};     // num_top of each distribution, the likeliest first
 };
 
 class OutputHead {
@@ -27,10 +33,11 @@ class OutputHead {
   tensor::TensorView logits(ops::Backend& backend, const tensor::TensorView& hidden,
                             std::span<const int32_t> rows);
 
-  // Scores targets[i] under row rows[i] of hidden, at the given temperature.
+  // Scores targets[i] under row rows[i] of hidden, at the given temperature. With `num_top` ≤
+  // num_known the logits go to the host, which picks the likeliest (for looking at a few texts).
   TokenScores score(ops::Backend& backend, const tensor::TensorView& hidden,
                     std::span<const int32_t> rows, std::span<const int32_t> targets,
-                    float temperature);
+                    float temperature, int64_t num_top = 0);
 
   // For the same arguments: writes d_hidden [T, H] (rows not named are zero) and adds the gradients
   // of head and embedding. d_log_probs and d_entropies (or empty) per entry of rows, which must

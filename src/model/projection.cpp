@@ -79,13 +79,39 @@ void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> grou
   }
 
   if (!mode.adapters) return;
+  std::vector<ops::Weight> a_weights;
+  TensorView all_lora;  // of the adapters that there are, side by side
+  for (size_t part = 0; part < group.size(); ++part) {
+    if (group[part].lora.empty()) continue;
+    a_weights.push_back(group[part].lora.a->forward_weight());
+    if (all_lora.empty()) all_lora = lora[part];
+  }
+  if (a_weights.empty()) return;
+  all_lora.shape = {x.shape[0], all_lora.row_stride};
+  backend.linear({.x = x, .xq = {}, .weights = a_weights, .bias = {}, .y = all_lora});
+  const LoraPair& first = group[0].lora;
+  const bool alike = std::ranges::all_of(group, [&](const LinearLayer& layer) {
+    return !layer.lora.empty() && layer.lora.rank() == first.rank() &&
+           layer.lora.scale == first.scale;
+  });
+  if (alike) {
+    std::vector<ops::Weight> b_weights;
+    for (const LinearLayer& layer : group) b_weights.push_back(layer.lora.b->forward_weight());
+    backend.linear({.x = all_lora,
+                    .xq = {},
+                    .weights = b_weights,
+                    .bias = {},
+                    .y = y,
+                    .alpha = first.scale,
+                    .accumulate = true,
+                    .x_per_weight = true});
+    return;
+  }
   column = 0;
   for (size_t part = 0; part < group.size(); ++part) {
     const int64_t rows = weights[part].rows();
     if (const LoraPair& pair = group[part].lora; !pair.empty()) {
-      const ops::Weight a = pair.a->forward_weight();
       const ops::Weight b = pair.b->forward_weight();
-      backend.linear({.x = x, .xq = {}, .weights = {&a, 1}, .bias = {}, .y = lora[part]});
       backend.linear({.x = lora[part],
                       .xq = {},
                       .weights = {&b, 1},
@@ -105,7 +131,7 @@ void Projector::backward(ops::Backend& backend, std::span<const LinearLayer> gro
                          const Activations& scratch) const {
   const Precision& precision = model_.precision();
   std::vector<ops::Weight> weights;
-  for (const LinearLayer& layer : group) weights.push_back(layer.weight->forward_weight());
+  for (const LinearLayer& layer : group) weights.push_back(layer.weight->weight());
   backend.linear_input_grad({.dy = dy,
                              .weights = weights,
                              .dx = dx,

@@ -46,7 +46,7 @@ struct Progress {
 std::vector<TokenScores> score_sequences(ops::Backend& backend, Decoder& decoder, OutputHead& head,
                                          KvStore& pages, std::span<const ScoringRequest> requests,
                                          float temperature, const ForwardMode& mode,
-                                         int64_t max_tokens) {
+                                         int64_t max_tokens, int64_t num_top) {
   const DecoderLimits& limits = decoder.limits();
   if (max_tokens <= 0) max_tokens = limits.max_tokens;
   max_tokens = std::min(max_tokens, limits.max_tokens);
@@ -102,13 +102,15 @@ std::vector<TokenScores> score_sequences(ops::Backend& backend, Decoder& decoder
     }
     if (batch.empty()) break;
     const tensor::TensorView hidden = decoder.forward(backend, batch, pages, mode);
-    const TokenScores scores = head.score(backend, hidden, rows, targets, temperature);
+    const TokenScores scores = head.score(backend, hidden, rows, targets, temperature, num_top);
     size_t offset = 0;
     for (const auto& [progress, range] : parts) {
       const auto length = static_cast<int64_t>(progress->request->ids.size());
       for (int64_t target = range.first; target < range.second; ++target, ++offset) {
         if (target < length) progress->scores->log_probs.push_back(scores.log_probs[offset]);
         progress->scores->entropies.push_back(scores.entropies[offset]);
+        const auto top = scores.top.begin() + static_cast<int64_t>(offset) * num_top;
+        progress->scores->top.insert(progress->scores->top.end(), top, top + num_top);
       }
     }
     // Whole sequences stand at the front: they were served in order.

@@ -20,11 +20,11 @@ struct ScoringRequest {
 
 // Per request log_probs of ids[first_target …] and the entropies of the distributions that they
 // were drawn from. At most `max_tokens` (0: the decoder's limit) new tokens go through the decoder
-// at once. Error where a sequence is longer than the decoder's context or needs more pages than are
-// free.
+// at once. `num_top` likeliest ids of each of these distributions come with their logits. Error
+// where a sequence is longer than the decoder's context or needs more pages than are free.
 std::vector<TokenScores> score_sequences(ops::Backend& backend, Decoder& decoder, OutputHead& head,
                                          KvStore& pages, std::span<const ScoringRequest> requests,
                                          float temperature, const ForwardMode& mode = {},
-                                         int64_t max_tokens = 0);
+                                         int64_t max_tokens = 0, int64_t num_top = 0);
 
 }  // namespace octet::model

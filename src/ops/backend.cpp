@@ -1,11 +1,27 @@
 #include "ops/backend.h"
 
+#include <algorithm>
 #include <chrono>
+#include <vector>
+
+#include "base/error.h"
 
 namespace octet::ops {
 
 using tensor::Shape;
 using tensor::TensorView;
+
+void Backend::upload_pieces(const TensorView& to, const ReadPiece& read) {
+  constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  OCTET_ASSERT(to.contiguous());
+  const int64_t num_bytes = to.num_bytes();
+  std::vector<uint8_t> piece(static_cast<size_t>(std::min(kPieceBytes, num_bytes)));
+  for (int64_t offset = 0; offset < num_bytes; offset += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, num_bytes - offset);
+    read(offset, std::span(piece).first(static_cast<size_t>(count)));
+    upload(piece.data(), TensorView(to.as<uint8_t>() + offset, tensor::DType::kU8, {count}));
+  }
+}
 
 double Backend::time_seconds(const std::function<void()>& body, int repeats) {
   synchronize();

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "ops/attention.h"
@@ -16,6 +17,7 @@
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/sampling.h"
+#include "ops/workspace.h"
 #include "tensor/buffer.h"
 
 namespace octet::ops {
@@ -31,10 +33,23 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // with what decides its bytes, as "cpu (avx512)"
+  // What was chosen by timing, as JSON, or nothing: a run keeps it. It decides no bytes.
+  virtual std::string choices() const { return {}; }
   virtual tensor::Allocator& allocator() = 0;
+
+  // Bytes of the allocator that ops of this shape take for themselves, in whole pages.
+  virtual int64_t workspace_bytes(const WorkspaceShape&) const { return 0; }
+  // What the device itself says is in use since the backend was made: the allocator's bytes and
+  // what code and recordings take. Without a device to ask, the allocator's.
+  virtual int64_t device_bytes_in_use() { return allocator().bytes_in_use(); }
+  virtual int64_t device_peak_bytes() { return allocator().peak_bytes(); }
 
   // Memory. Views are contiguous; host arrays hold at least the view's bytes.
   virtual void upload(const void* host, const tensor::TensorView& to) = 0;
+  // `read` gives the view's bytes from `offset` on, piece by piece; several threads may call it at
+  // once, each byte is asked for once, and all are read on return. What it throws is thrown here.
+  using ReadPiece = std::function<void(int64_t offset, std::span<uint8_t> to)>;
+  virtual void upload_pieces(const tensor::TensorView& to, const ReadPiece& read);
   virtual void download(const tensor::TensorView& from, void* host) = 0;
   virtual void fill_zero(const tensor::TensorView& out) = 0;
   virtual void convert(

@@ -26,6 +26,8 @@ struct Weight {
 //   kTensor, kRow: (Σ codes · codes) × w_scale × x_scale;
 //   kBlock: partial sums per 128 of K, acc = fma(partial, x_scale × w_scale, acc).
 // x [T, K] BF16|F32; y [T, ΣN] BF16|F32; bias [ΣN] of y's dtype or F32, or empty.
+// With `x_per_weight` x is [T, number of weights × K] and each (dense) weight reads its own K
+// columns.
 struct LinearArgs {
   tensor::TensorView x;
   tensor::QuantizedView xq;
@@ -34,7 +36,25 @@ struct LinearArgs {
   tensor::TensorView y;
   float alpha = 1.0f;
   bool accumulate = false;
+  bool x_per_weight = false;
 };
+
+// The products of LinearArgs with `x_per_weight` one by one, each as arguments without.
+template <class Body>
+void for_each_weight(const LinearArgs& args, const Body& body) {
+  int64_t column = 0, row = 0;
+  for (const Weight& weight : args.weights) {
+    LinearArgs part = args;
+    part.x_per_weight = false;
+    part.weights = {&weight, 1};
+    part.x = args.x.slice_columns(column, weight.columns());
+    part.y = args.y.slice_columns(row, weight.rows());
+    if (!args.bias.empty()) part.bias = args.bias.slice_rows(row, weight.rows());
+    column += weight.columns();
+    row += weight.rows();
+    body(part);
+  }
+}
 
 // dx[t, k] = alpha · Σ_n dy[t, n] w[n, k]  (+ dx[t, k] as it was)
 // dy [T, ΣN] BF16|F32 over the whole group; one FP32 sum over all of its weights, rounded once.

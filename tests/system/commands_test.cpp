@@ -40,6 +40,73 @@ TEST(Commands, OneTokenHasAnEntropyAndNoLogProbability) {
   EXPECT_EQ(outcome.line(0)["entropies"].size(), 1u);
 }
 
+TEST(Commands, ScoreShowsTheLikeliestIds) {
+  const Outcome outcome = octet(
+      {"score", "--model", kModel, "--input", "-", "--json", "--top", "3"}, R"({"ids":[1,2,3]})");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json answer = outcome.line(0);
+  ASSERT_EQ(answer["top"].size(), 3u);
+  for (size_t t = 0; t < 3; ++t) {
+    const Json& top = answer["top"][t];
+    ASSERT_EQ(top.size(), 3u);
+    EXPECT_GE(top[0][1].get<float>(), top[1][1].get<float>());
+    EXPECT_GE(top[1][1].get<float>(), top[2][1].get<float>());
+  }
+  // Greedy decoding takes the first.
+  const Outcome greedy = octet({"generate", "--model", kModel, "--input", "-", "--json",
+                                "--temperature", "0", "--max-new-tokens", "1"},
+                               R"({"ids":[1,2,3]})");
+  ASSERT_EQ(greedy.exit_code, 0) << greedy.err;
+  EXPECT_EQ(greedy.line(0)["ids"][0], answer["top"][2][0][0]);
+  EXPECT_EQ(octet({"score", "--model", kModel, "--top", "-1", "x"}).exit_code, 2);
+}
+
+TEST(Commands, AShapeStandsForAModel) {
+  const std::vector<std::string> prompts = {"--prompt-tokens", "5", "--prompts", "2"};
+  std::vector<std::string> command = {
+      "generate", "--shape", "smollm2-135m", "--max-new-tokens", "2", "--ignore-eos", "--json"};
+  command.insert(command.end(), prompts.begin(), prompts.end());
+  const Outcome generated = octet(command);
+  ASSERT_EQ(generated.exit_code, 0) << generated.err;
+  EXPECT_EQ(generated.line(0)["ids"].size(), 2u);
+  EXPECT_EQ(generated.line(1)["ids"].size(), 2u);
+  const Outcome scored =
+      octet({"score", "--shape", "smollm2-135m", "--input", "-", "--json"}, R"({"ids":[1,2,3]})");
+  ASSERT_EQ(scored.exit_code, 0) << scored.err;
+  EXPECT_EQ(scored.line(0)["logprobs"].size(), 3u);
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {"score", "text"},
+           {"score", "--shape", "smollm2-135m", "--model", kModel, "text"},
+           {"score", "--shape", "none", "text"},
+           {"score", "--shape", "smollm2-135m", "--prompt-tokens", "-1"},
+           {"score", "--shape", "smollm2-135m", "--prompt-tokens", "2", "text"}}) {
+    EXPECT_EQ(octet(wrong).exit_code, 2) << ::testing::PrintToString(wrong);
+  }
+}
+
+TEST(Commands, BenchRolloutKeepsItsPlan) {
+  const std::vector<std::string> small = {"--device", "cpu", "--shape",        "smollm2-135m",
+                                          "--layers", "1",   "--batch-tokens", "64"};
+  std::vector<std::string> rollout = {"bench",           "rollout", "--prompts",    "2",
+                                      "--prompt-tokens", "20",      "--new-tokens", "3",
+                                      "--repeat",        "3",       "--remap"};
+  rollout.insert(rollout.end(), small.begin(), small.end());
+  const Outcome outcome = octet(rollout);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  for (const char* words :
+       {"memory plan", "KV pages", "all equal: good", "next output equal", "allocator"}) {
+    EXPECT_NE(outcome.out.find(words), std::string::npos) << outcome.out;
+  }
+  const TemporaryFolder folder;
+  std::vector<std::string> load = {"bench", "load", "--folder", folder.path("model")};
+  load.insert(load.end(), small.begin(), small.end());
+  for (int i = 0; i < 2; ++i) {  // made, then found
+    const Outcome loaded = octet(load);
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.out << loaded.err;
+    EXPECT_NE(loaded.out.find("good"), std::string::npos) << loaded.out;
+  }
+}
+
 TEST(Commands, SeedsDecideSamples) {
   const auto sample = [](const std::string& seed) {
     const Outcome outcome = octet({"generate", "--model", kModel, "--input", "-", "--json", "--n",

@@ -25,6 +25,13 @@ class CpuBackend final : public ops::Backend {
     OCTET_ASSERT(to.contiguous());
     std::memcpy(to.data, host, static_cast<size_t>(to.num_bytes()));
   }
+  void upload_pieces(const TensorView& to, const ReadPiece& read) override {
+    constexpr int64_t kPieceBytes = int64_t{1} << 20;
+    OCTET_ASSERT(to.contiguous());
+    context_.pool.parallel_for(to.num_bytes(), kPieceBytes, [&](int64_t begin, int64_t end, int) {
+      read(begin, {to.as<uint8_t>() + begin, to.as<uint8_t>() + end});
+    });
+  }
   void download(const TensorView& from, void* host) override {
     OCTET_ASSERT(from.contiguous());
     std::memcpy(host, from.data, static_cast<size_t>(from.num_bytes()));

@@ -255,6 +255,9 @@ class Forward {
 }  // namespace
 
 void linear(Context& context, const ops::LinearArgs& args) {
+  if (args.x_per_weight) {
+    return for_each_weight(args, [&](const ops::LinearArgs& part) { linear(context, part); });
+  }
   if (args.x.empty() && args.xq.empty()) fail("linear", "needs x or xq, but was given neither");
   const tensor::Shape& shape = args.x.empty() ? args.xq.codes.shape : args.x.shape;
   if (shape.rank() != 2) fail("linear", "x must be a matrix, but is {}", shape.to_string());

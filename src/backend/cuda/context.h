@@ -9,23 +9,10 @@
 #include <memory>
 #include <string_view>
 
-#include "tensor/buffer.h"
+#include "backend/cuda/arena.h"
+#include "backend/cuda/upload_ring.h"
 
 namespace octet::cuda {
-
-// cudaMalloc'ed memory of one device. Zeroed on the stream that the ops run on.
-class DeviceAllocator final : public tensor::Allocator {
- public:
-  DeviceAllocator(int64_t limit_bytes, cudaStream_t stream)
-      : Allocator(limit_bytes), stream_(stream) {}
-
- protected:
-  void* acquire(int64_t num_bytes, std::string_view label) override;
-  void release(void* data, int64_t num_bytes) noexcept override;
-
- private:
-  cudaStream_t stream_;
-};
 
 class LibraryProducts;
 
@@ -59,12 +46,18 @@ class Context {
   // Whether kernels that every architecture has must serve, and not Hopper's own.
   bool portable() const { return portable_; }
   void force_portable();  // and no library, whose products are in another class
-  cudaStream_t stream() const { return stream_; }
-  DeviceAllocator& allocator() { return allocator_; }
-  DeviceCounters* counters() const { return counters_; }
-  LibraryProducts& library() { return *library_; }
+  cudaStream_t stream() const { return stream_.get(); }
+  Arena& allocator() { return allocator_; }
+  const Arena& allocator() const { return allocator_; }
+  DeviceCounters* counters() const { return static_cast<DeviceCounters*>(counters_.data()); }
+  LibraryProducts& library() const { return *library_; }
 
-  // At least `num_bytes` of device memory, contents undefined. Growing waits for the stream.
+  // What the device says is in use, less what was when this object was made.
+  int64_t device_bytes_in_use() const;
+  int64_t device_peak_bytes() const;
+
+  // At least `num_bytes` of device memory, contents undefined; a slot grows where it stands, so
+  // that its address never changes.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
   template <class T>
   T* scratch(ScratchSlot slot, int64_t count) {
@@ -73,6 +66,7 @@ class Context {
 
   // Queues a copy; `host` may change as soon as this returns.
   void upload(const void* host, void* device, int64_t num_bytes);
+  void upload_pieces(void* device, int64_t num_bytes, const ops::Backend::ReadPiece& read);
   void download(const void* device, void* host, int64_t num_bytes);  // waits
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
@@ -80,18 +74,22 @@ class Context {
   double time_seconds(const std::function<void()>& body, int repeats);
 
  private:
-  // Makes the owner of the stream exist before the allocator that uses it.
+  struct DestroyStream {
+    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+  };
   static cudaStream_t open(int device);
 
   int device_;
   int num_multiprocessors_ = 0;
   bool portable_ = false;
-  cudaStream_t stream_;
-  DeviceAllocator allocator_;
-  std::array<tensor::Buffer, kNumScratchSlots> scratch_;
+  int64_t used_by_others_ = 0;                          // and by the CUDA context itself
+  std::unique_ptr<CUstream_st, DestroyStream> stream_;  // outlives the allocator, which uses it
+  Arena allocator_;
+  std::array<Arena::Range, kNumScratchSlots> scratch_;
   std::unique_ptr<LibraryProducts> library_;
-  DeviceCounters* counters_ = nullptr;
-  char* staging_ = nullptr;  // pinned, used as a ring
+  tensor::Buffer counters_;
+  std::unique_ptr<UploadRing> ring_;  // of large arrays, made when the first one comes
+  char* staging_ = nullptr;           // pinned, used as a ring
   int64_t staging_used_ = 0;
   std::array<cudaEvent_t, 2> staging_events_{};  // the end of each half's last copy
 };

@@ -1,44 +1,60 @@
-// cuBLASLt, loaded at run time where it is there: products whose rows are, byte for byte, those of
-// run_product. A candidate must prove that on the first operands of a shape; of those that do, and
-// the own kernel, the fastest serves from then on.
+// Who serves a product: the own kernel, or cuBLASLt with an algorithm whose rows are the own
+// kernel's, byte for byte. The choice is made once for each shape, format and bucket of tokens:
+// from the file of choices, tested on the first operands, or by a search.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
+#include <vector>
 
-#include "backend/cuda/product.h"
+#include "backend/cuda/product_search.h"
 
 namespace octet::cuda {
 
 class LibraryProducts {
  public:
-  explicit LibraryProducts(bool load = true);  // false: it serves nothing
+  explicit LibraryProducts(bool load = true);  // false: own kernels serve everything
   ~LibraryProducts();
   LibraryProducts(const LibraryProducts&) = delete;
   LibraryProducts& operator=(const LibraryProducts&) = delete;
 
-  // "cuBLASLt 13.1.0 from …", or why there is none.
+  // "cuBLASLt 13.1.0", or why there is none.
   const std::string& description() const { return description_; }
 
-  // y of one weight; false where the library does not serve this product (nothing is queued then).
-  bool run(Context& context, const Product& product);
-  // Whether the weights of a group are faster one by one than in one launch of the own kernel.
-  bool prefers_singles(Context& context, const Product& product);
+  // Of kScratchLibrary; 0 without the library.
+  int64_t workspace_bytes() const;
+
+  // From now on any algorithm is taken, whatever its rows: to measure what exactness costs. Such
+  // choices are not kept.
+  void set_inexact() { options_.inexact = true; }
+  void set_search_seconds(double seconds) { options_.seconds = seconds; }
+
+  // y of a group of weights. Searches where it must, but never while the stream is captured: the
+  // own kernel serves then what is not known.
+  void run(Context& context, const Product& product);
+
+  // Searches for a product of one weight now, whatever is known; for measuring.
+  ProductChoice search(Context& context, const ProductKey& key);
+
+  // All choices known, as JSON; empty before the first product.
+  std::string choices() const;
 
  private:
-  struct Library;
   struct Plan;
-  // Format, rows, depth, and the bucket of tokens: the power of two at or above.
-  using Key = std::tuple<int, int64_t, int64_t, int64_t>;
 
-  Plan search(Context& context, const Product& product, const float* x_scales);
+  // The plan for a product of one weight, or null where the own kernel serves.
+  Plan* plan_for(Context& context, const Product& product);
+  Plan make_plan(Context& context, const ProductKey& key, const Product& product);
+  void run_one(Context& context, const Product& product, Plan* plan);
+  bool can_serve(const Product& product) const;
+  ProductChoices& file(Context& context);
 
-  std::unique_ptr<Library> library_;
+  std::unique_ptr<CublasLt> library_;
   std::string description_;
-  std::map<Key, Plan> plans_;
-  std::map<Key, bool> singles_;
+  SearchOptions options_;
+  std::unique_ptr<ProductChoices> file_;
+  std::map<ProductKey, Plan> plans_;
 };
 
 }  // namespace octet::cuda

@@ -6,6 +6,7 @@
 #include "backend/cuda/fused.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
+#include "backend/cuda/workspace.h"
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -18,15 +19,26 @@ class CudaBackend final : public ops::Backend {
  public:
   CudaBackend(const CudaOptions& options, std::string name)
       : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {
+    if (options.inexact_products) context_.library().set_inexact();
     if (options.portable) context_.force_portable();
   }
 
   std::string name() const override { return name_; }
+  std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
+  int64_t workspace_bytes(const ops::WorkspaceShape& shape) const override {
+    return cuda::workspace_bytes(context_, shape);
+  }
+  int64_t device_bytes_in_use() override { return context_.device_bytes_in_use(); }
+  int64_t device_peak_bytes() override { return context_.device_peak_bytes(); }
 
   void upload(const void* host, const TensorView& to) override {
     OCTET_ASSERT(to.contiguous());
     context_.upload(host, to.data, to.num_bytes());
+  }
+  void upload_pieces(const TensorView& to, const ReadPiece& read) override {
+    OCTET_ASSERT(to.contiguous());
+    context_.upload_pieces(to.data, to.num_bytes(), read);
   }
   void download(const TensorView& from, void* host) override {
     OCTET_ASSERT(from.contiguous());
@@ -108,9 +120,7 @@ class CudaBackend final : public ops::Backend {
   }
   void kv_append(const ops::KvAppendArgs& args) override { cuda::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
-  void attention(const ops::AttentionArgs& args) override {
-    cuda::attention(context_, args);
-  }
+  void attention(const ops::AttentionArgs& args) override { cuda::attention(context_, args); }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cuda::attention_backward(context_, args);
   }
@@ -176,6 +186,8 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
 }
 
 std::string describe_libraries() { return LibraryProducts().description(); }
+
+std::string describe_choices() { return describe_product_choices(); }
 
 std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options) {
   std::string why_none;

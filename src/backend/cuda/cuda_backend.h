@@ -29,9 +29,13 @@ std::vector<DeviceInfo> devices(std::string& why_none);
 // Which libraries are there at run time, and what happens without them; one line.
 std::string describe_libraries();
 
+// Which kernels were found to serve which products best, by device; lines.
+std::string describe_choices();
+
 struct CudaOptions {
   int device = 0;
   int64_t memory_limit_bytes = 0;  // 0: none
+  bool inexact_products = false;   // rows may depend on the batch: to measure what exactness costs
   bool portable = false;           // on Hopper, too, only the kernels that every architecture has
 };
 

@@ -70,7 +70,8 @@ void check(const ops::LinearArgs& args, int64_t tokens, int64_t columns) {
   }
   if (!args.x.empty()) {
     require_dtype(kOp, "x", args.x, {DType::kBF16});
-    require_shape(kOp, "x", args.x, {tokens, columns});
+    const int64_t count = args.x_per_weight ? static_cast<int64_t>(args.weights.size()) : 1;
+    require_shape(kOp, "x", args.x, {tokens, count * columns});
   }
   if (!args.xq.empty()) {
     require_codes(kOp, "xq", args.xq);
@@ -103,13 +104,50 @@ const TensorView& elements_of(const ops::Weight& weight) {
   return weight.is_quantized() ? weight.quantized.codes : weight.dense;
 }
 
+// Whether `next` lies behind `last` in memory as the further rows of one matrix.
+bool continues(const ProductWeight& last, const ProductWeight& next, ProductFormat format) {
+  const int64_t element_bytes = format == ProductFormat::kBF16 ? 2 : 1;
+  if (next.stride != last.stride || next.x_offset != last.x_offset ||
+      static_cast<const char*>(last.data) + last.rows * last.stride * element_bytes != next.data) {
+    return false;
+  }
+  switch (format) {
+    case ProductFormat::kBF16:
+      return true;
+    case ProductFormat::kScaled:
+      return last.scale_stride == 1 && next.scale_stride == 1 &&
+             last.scales + last.rows == next.scales;
+    case ProductFormat::kBlocks:
+      return last.rows % kScaleBlock == 0 &&
+             last.scales + last.rows / kScaleBlock * last.scale_stride == next.scales;
+  }
+  return false;
+}
+
+void add_weight(Product& product, const ProductWeight& weight) {
+  if (product.num_weights > 0 &&
+      continues(product.weights[product.num_weights - 1], weight, product.format)) {
+    product.weights[product.num_weights - 1].rows += weight.rows;
+  } else {
+    product.weights[product.num_weights++] = weight;
+  }
+}
+
 }  // namespace
 
 void linear(Context& context, const ops::LinearArgs& args) {
   constexpr std::string_view kOp = "linear";
   if (args.x.empty() && args.xq.empty()) fail(kOp, "needs x or xq, but was given neither");
-  const TensorView& shaped = args.x.empty() ? args.xq.codes : args.x;
+  TensorView shaped = args.x.empty() ? args.xq.codes : args.x;
   require_rank(kOp, "x", shaped, 2, 2);
+  if (args.x_per_weight) {
+    const auto count = static_cast<int64_t>(args.weights.size());
+    if (count > Product::kMaxWeights || args.x.empty() || !is_aligned(args.x) ||
+        args.weights[0].columns() % 8 != 0) {
+      return for_each_weight(args, [&](const ops::LinearArgs& part) { linear(context, part); });
+    }
+    shaped = shaped.slice_columns(0, shaped.shape[1] / count);
+  }
   const int64_t tokens = shaped.shape[0], columns = shaped.shape[1];
   check(args, tokens, columns);
   if (tokens == 0) return;
@@ -123,7 +161,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
   if (input_bytes > 0) context.scratch(kScratchInputs, input_bytes);
   int64_t weight_offset = 0, input_offset = 0;
 
-  // Neighbours of one format go together.
+  // Neighbours of one format go together, as one matrix where they lie so.
   int64_t column = 0;
   for (size_t begin = 0; begin < args.weights.size();) {
     Product product;
@@ -135,17 +173,17 @@ void linear(Context& context, const ops::LinearArgs& args) {
          ++end) {
       const ops::Weight& weight = args.weights[end];
       const Rows rows = aligned_rows(context, elements_of(weight), kScratchWeights, weight_offset);
-      ProductWeight& to = product.weights[product.num_weights++];
-      to.data = rows.data;
-      to.stride = rows.stride;
-      to.rows = weight.rows();
+      ProductWeight to{.data = rows.data, .stride = rows.stride, .rows = weight.rows()};
+      if (weight.is_quantized()) {
+        to.scales = weight.quantized.scales.as<float>();
+        to.scale_stride = product.format == ProductFormat::kBlocks
+                              ? divide_up(columns, kScaleBlock)
+                              : (weight.quantized.granularity == Granularity::kRow ? 1 : 0);
+        to.row_block = product.format == ProductFormat::kBlocks ? kScaleBlock : 1;
+      }
+      if (args.x_per_weight) to.x_offset = static_cast<int64_t>(end) * columns;
+      add_weight(product, to);
       column += weight.rows();
-      if (!weight.is_quantized()) continue;
-      to.scales = weight.quantized.scales.as<float>();
-      to.scale_stride = product.format == ProductFormat::kBlocks
-                            ? divide_up(columns, kScaleBlock)
-                            : (weight.quantized.granularity == Granularity::kRow ? 1 : 0);
-      to.row_block = product.format == ProductFormat::kBlocks ? kScaleBlock : 1;
     }
     const bool dense = product.format == ProductFormat::kBF16;
     const Rows rows =

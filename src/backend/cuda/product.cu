@@ -20,31 +20,50 @@ struct Tiles {
   int depth_bytes, num_chunks;
 };
 
-// kRows rows of `data` from `first`, chunk `chunk`, into a tile; zeros beyond the last row and K.
-template <int kRows, int kThreads>
-__device__ void load_tile(const char* data, int64_t stride_bytes, int64_t first, int64_t num_rows,
-                          int chunk, int depth_bytes, uint32_t tile) {
+// kRows rows of `data` from `first`, kChunks chunks from `chunk`, into tiles one after another;
+// zeros beyond the last row and K.
+template <int kRows, int kChunks, int kThreads>
+__device__ void load_tiles(const char* data, int64_t stride_bytes, int64_t first, int64_t num_rows,
+                           int chunk, int depth_bytes, uint32_t tiles) {
+  constexpr int kPieces = kChunks * 8;  // of 16 bytes, of one row
 #pragma unroll
-  for (int i = 0; i < (kRows * 8 + kThreads - 1) / kThreads; ++i) {
+  for (int i = 0; i < (kRows * kPieces + kThreads - 1) / kThreads; ++i) {
     const int index = i * kThreads + static_cast<int>(threadIdx.x);
-    if (kRows * 8 % kThreads != 0 && index >= kRows * 8) break;
-    const int row = index / 8, piece = index % 8;
+    if (kRows * kPieces % kThreads != 0 && index >= kRows * kPieces) break;
+    const int row = index / kPieces, piece = index % kPieces;
     const int at = chunk * kChunkBytes + piece * 16;
     const bool inside = first + row < num_rows && at < depth_bytes;
-    const char* from = inside ? data + (first + row) * stride_bytes + at : data;
-    copy_async_16(tile + row * kChunkBytes + ((piece ^ row % 8) << 4), from, inside);
+    // What is not read is another row's, not the same place for all.
+    const char* from =
+        data + min(first + row, num_rows - 1) * stride_bytes + (at < depth_bytes ? at : 0);
+    copy_async_16(tiles + (piece / 8 * kRows + row) * kChunkBytes + ((piece % 8 ^ row % 8) << 4),
+                  from, inside);
   }
 }
 
-template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kStages>
-__global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constant__ Tiles tiles) {
-  constexpr int kThreads = kRows * 2;  // a warpgroup for 64 rows
+// A tile of a kernel: kRows of the weights (of 64, the matrix units' least, those beyond kRows are
+// some other bytes and their results unused), kTokens, and stages of kChunks chunks of K.
+template <ProductFormat kFormat, int kRows, int kTokens, int kChunks, int kStages>
+struct Layout {
+  static constexpr int kThreads = kRows > 64 ? 256 : 128;  // a warpgroup for 64 rows
+  static constexpr uint32_t kWeightBytes = kChunks * kRows * kChunkBytes;
+  static constexpr uint32_t kStageBytes = kWeightBytes + kChunks * kTokens * kChunkBytes;
+  // Block scales of a stage: [kChunks, kRows] of the weights, [kChunks, kTokens] of the tokens.
+  static constexpr int kScales =
+      kFormat == ProductFormat::kBlocks ? kChunks * (kRows + kTokens) : 0;
+  static constexpr int kSharedBytes =
+      kStages * (static_cast<int>(kStageBytes) + 4 * kScales) + 1024;
+  static_assert(kRows % 8 == 0 && (kRows >= 64 || kTokens * kChunks + kRows >= 64));
+};
+
+template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kChunks,
+          int kStages>
+__global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
+    product_kernel(const __grid_constant__ Tiles tiles) {
+  using L = Layout<kFormat, kRows, kTokens, kChunks, kStages>;
   constexpr int kRegisters = kTokens / 2;
-  constexpr uint32_t kWeightBytes = kRows * kChunkBytes;
-  constexpr uint32_t kStageBytes = kWeightBytes + kTokens * kChunkBytes;
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
-  const char* aligned = shared + (base - shared_address(shared));
   const Product& p = tiles.p;
 
   int part = 0;
@@ -56,75 +75,90 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
   const int64_t first_token = int64_t{blockIdx.x} * kTokens;
   const int64_t element_bytes = kFormat == ProductFormat::kBF16 ? 2 : 1;
   const auto* w = static_cast<const char*>(weight.data);
-  const auto* x = static_cast<const char*>(p.x);
-  // After the stages: the block scales of each stage's tokens.
-  const uint32_t scales_at = kStages * kStageBytes;
-  const auto load_stage = [&](int chunk) {
-    const uint32_t stage = base + chunk % kStages * kStageBytes;
-    if constexpr (kFormat == ProductFormat::kBlocks) {
-      const int64_t t = first_token + threadIdx.x;
-      if (threadIdx.x < kTokens) {
-        const bool inside = t < p.num_tokens;
-        copy_async_4(base + scales_at + (chunk % kStages * kTokens + threadIdx.x) * 4,
-                     p.x_scales + (inside ? t * p.x_scale_stride + chunk : 0), inside);
+  const auto* x = static_cast<const char*>(p.x) + weight.x_offset * element_bytes;
+  const uint32_t scales_at = kStages * L::kStageBytes;  // behind the stages
+  const auto* scales =
+      reinterpret_cast<const float*>(shared + (base - shared_address(shared)) + scales_at);
+  // Where this thread's block scales of chunk 0 are, and how far those of the next.
+  constexpr int kScaleLoads = (L::kScales + L::kThreads - 1) / L::kThreads;
+  [[maybe_unused]] const float* scale_from[kScaleLoads + 1];
+  [[maybe_unused]] int64_t scale_step[kScaleLoads + 1];
+  [[maybe_unused]] int scale_chunk[kScaleLoads + 1];  // of the stage; huge: none
+#pragma unroll
+  for (int j = 0; j < kScaleLoads; ++j) {
+    const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+    const bool of_weight = i < kChunks * kRows;
+    const int at = of_weight ? i : i - kChunks * kRows;
+    const int64_t r = of_weight ? first_row + at % kRows : first_token + at % kTokens;
+    const bool inside = i < L::kScales && r < (of_weight ? weight.rows : p.num_tokens);
+    scale_chunk[j] = inside ? at / (of_weight ? kRows : kTokens) : 1 << 30;
+    scale_step[j] = of_weight ? weight.chunk_stride : 1;
+    scale_from[j] = !inside     ? weight.scales
+                    : of_weight ? weight.scales + r / weight.row_block * weight.scale_stride
+                                : p.x_scales + r * p.x_scale_stride;
+  }
+  const auto load_stage = [&](int index) {
+    const int slot = index % kStages, chunk = index * kChunks;
+#pragma unroll
+    for (int j = 0; j < kScaleLoads; ++j) {
+      const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+      const int c = chunk + scale_chunk[j];
+      const bool inside = c < tiles.num_chunks;
+      if (i < L::kScales) {
+        copy_async_4(base + scales_at + (slot * L::kScales + i) * 4,
+                     scale_from[j] + (inside ? c * scale_step[j] : 0), inside);
       }
     }
-    load_tile<kRows, kThreads>(w, weight.stride * element_bytes, first_row, weight.rows, chunk,
-                               tiles.depth_bytes, stage);
-    load_tile<kTokens, kThreads>(x, p.x_stride * element_bytes, first_token, p.num_tokens, chunk,
-                                 tiles.depth_bytes, stage + kWeightBytes);
+    const uint32_t stage = base + slot * L::kStageBytes;
+    load_tiles<kRows, kChunks, L::kThreads>(w, weight.stride * element_bytes, first_row,
+                                            weight.rows, chunk, tiles.depth_bytes, stage);
+    load_tiles<kTokens, kChunks, L::kThreads>(x, p.x_stride * element_bytes, first_token,
+                                              p.num_tokens, chunk, tiles.depth_bytes,
+                                              stage + L::kWeightBytes);
   };
 
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const int64_t row = first_row + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const int64_t token = first_token + thread % 4 * 2;
-  float acc[kRegisters], partial[kFormat == ProductFormat::kBF16 ? 1 : kRegisters];
+  const int tile_row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+  const int tile_token = thread % 4 * 2;
+  float acc[kRegisters], partial[kFormat == ProductFormat::kBF16 ? 1 : kChunks * kRegisters];
 #pragma unroll
   for (float& value : acc) value = 0;
-  [[maybe_unused]] const float* w_scales[2] = {nullptr, nullptr};  // of the thread's two rows
-  if constexpr (kFormat == ProductFormat::kBlocks) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto r = static_cast<int>(min(row + 8 * h, weight.rows - 1));
-      w_scales[h] = weight.scales + r / weight.row_block * weight.scale_stride;
-    }
-  }
 
+  const int num_stages = (tiles.num_chunks + kChunks - 1) / kChunks;
 #pragma unroll
-  for (int chunk = 0; chunk < kStages - 1; ++chunk) {
-    if (chunk < tiles.num_chunks) load_stage(chunk);
+  for (int index = 0; index < kStages - 1; ++index) {
+    if (index < num_stages) load_stage(index);
     copy_async_commit();
   }
-  for (int chunk = 0; chunk < tiles.num_chunks; ++chunk) {
-    // Block scales are asked for before the wait.
-    float w_scale[2] = {0, 0};
-    if constexpr (kFormat == ProductFormat::kBlocks) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        w_scale[h] = w_scales[h][chunk * weight.chunk_stride];
-      }
-    }
+  for (int index = 0; index < num_stages; ++index) {
     copy_async_wait<kStages - 2>();
     fence_async_proxy();
-    __syncthreads();  // this chunk has landed, and the products of the one before are done
-    const uint32_t stage = base + chunk % kStages * kStageBytes;
-    const uint64_t a = wgmma_descriptor(stage + group * 64 * kChunkBytes);
-    const uint64_t b = wgmma_descriptor(stage + kWeightBytes);
+    __syncthreads();  // this stage has landed, and the products of the one before are done
+    const int slot = index % kStages;
+    const uint32_t stage = base + slot * L::kStageBytes;
     wgmma_fence();
     if constexpr (kFormat == ProductFormat::kBF16) {
       wgmma_hold(acc);
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        Wgmma<kTokens>::template run<kOperands>(acc, a + 2 * k, b + 2 * k, true);
     } else {
       wgmma_hold(partial);
+    }
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const uint64_t a = wgmma_descriptor(stage + (c * kRows + group * 64) * kChunkBytes);
+      const uint64_t b = wgmma_descriptor(stage + L::kWeightBytes + c * kTokens * kChunkBytes);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Wgmma<kTokens>::template run<kOperands>(partial, a + 2 * k, b + 2 * k, k > 0);
+        if constexpr (kFormat == ProductFormat::kBF16) {
+          Wgmma<kTokens>::template run<kOperands>(acc, a + 2 * k, b + 2 * k, true);
+        } else {
+          // Every chunk's partial sum starts from zero.
+          auto& sum = *reinterpret_cast<float(*)[kRegisters]>(partial + c * kRegisters);
+          Wgmma<kTokens>::template run<kOperands>(sum, a + 2 * k, b + 2 * k, k > 0);
+        }
       }
     }
     wgmma_commit();
-    if (chunk + kStages - 1 < tiles.num_chunks) load_stage(chunk + kStages - 1);
+    if (index + kStages - 1 < num_stages) load_stage(index + kStages - 1);
     copy_async_commit();
     wgmma_wait<0>();
     if constexpr (kFormat == ProductFormat::kBF16) {
@@ -132,21 +166,30 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
     } else {
       wgmma_hold(partial);
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) {
-        float x_scale[2] = {1, 1};
+      for (int c = 0; c < kChunks; ++c) {
+        [[maybe_unused]] const float* w_scales = scales + slot * L::kScales + c * kRows;
+        [[maybe_unused]] const float* x_scales =
+            scales + slot * L::kScales + kChunks * kRows + c * kTokens;
+        [[maybe_unused]] float w_scale[2] = {1, 1};
         if constexpr (kFormat == ProductFormat::kBlocks) {
-          const float2 pair = *reinterpret_cast<const float2*>(
-              aligned + scales_at + (chunk % kStages * kTokens + 8 * j + thread % 4 * 2) * 4);
-          x_scale[0] = pair.x;
-          x_scale[1] = pair.y;
+          w_scale[0] = w_scales[kRows < 64 ? min(tile_row, kRows - 1) : tile_row];
+          w_scale[1] = w_scales[kRows < 64 ? min(tile_row + 8, kRows - 1) : tile_row + 8];
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
+        for (int j = 0; j < kTokens / 8; ++j) {
+          [[maybe_unused]] float2 x_scale{1, 1};
           if constexpr (kFormat == ProductFormat::kBlocks) {
-            acc[4 * j + e] =
-                fmaf(partial[4 * j + e], x_scale[e % 2] * w_scale[e / 2], acc[4 * j + e]);
-          } else {
-            acc[4 * j + e] += partial[4 * j + e];
+            x_scale = *reinterpret_cast<const float2*>(x_scales + 8 * j + tile_token);
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float part_sum = partial[c * kRegisters + 4 * j + e];
+            if constexpr (kFormat == ProductFormat::kBlocks) {
+              acc[4 * j + e] = fmaf(part_sum, (e % 2 == 0 ? x_scale.x : x_scale.y) * w_scale[e / 2],
+                                    acc[4 * j + e]);
+            } else {
+              acc[4 * j + e] += part_sum;
+            }
           }
         }
       }
@@ -156,8 +199,8 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
   const FloatArray y{p.y, p.y_is_bf16}, bias{const_cast<void*>(p.bias), p.bias_is_bf16};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int64_t r = row + 8 * h;
-    if (r >= weight.rows) continue;
+    const int64_t r = first_row + tile_row + 8 * h;
+    if (tile_row + 8 * h >= kRows || r >= weight.rows) continue;
     const int64_t column = tiles.first_column[part] + r;
     const float w_scale =
         kFormat == ProductFormat::kScaled ? weight.scales[r * weight.scale_stride] : 1.0f;
@@ -165,7 +208,7 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
     for (int j = 0; j < kTokens / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int64_t t = token + 8 * j + i;
+        const int64_t t = first_token + tile_token + 8 * j + i;
         if (t >= p.num_tokens) continue;
         float value = acc[4 * j + 2 * h + i];
         if constexpr (kFormat == ProductFormat::kScaled) {
@@ -181,14 +224,13 @@ __global__ void __launch_bounds__(kRows * 2) product_kernel(const __grid_constan
   }
 }
 
-template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kStages>
+template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kChunks,
+          int kStages>
 void launch(Context& context, Tiles& tiles) {
-  constexpr int kSharedBytes = kStages * ((kRows + kTokens) * kChunkBytes +
-                                          (kFormat == ProductFormat::kBlocks ? kTokens * 4 : 0)) +
-                               1024;
-  const auto kernel = product_kernel<kFormat, kOperands, kRows, kTokens, kStages>;
+  using L = Layout<kFormat, kRows, kTokens, kChunks, kStages>;
+  const auto kernel = product_kernel<kFormat, kOperands, kRows, kTokens, kChunks, kStages>;
   static const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes);
   check(status, "linear");
   int row_tiles = 0, column = 0;
   for (int i = 0; i < tiles.p.num_weights; ++i) {
@@ -199,19 +241,33 @@ void launch(Context& context, Tiles& tiles) {
   }
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, kTokens)),
                   static_cast<unsigned>(row_tiles));
-  kernel<<<grid, kRows * 2, kSharedBytes, context.stream()>>>(tiles);
+  kernel<<<grid, L::kThreads, L::kSharedBytes, context.stream()>>>(tiles);
   check_launch("linear");
+}
+
+// Few tokens: the narrowest strips of the weights that give every multiprocessor one, with long
+// stages; or, of many rows, as many strips at a time as fit.
+template <ProductFormat kFormat, Operands kOperands, int kTokens>
+void launch_strips(Context& context, Tiles& tiles) {
+  constexpr int kChunks = kTokens <= 32 ? 4 : 2, kStages = kTokens <= 32 ? 4 : 5;
+  int64_t rows = 0;
+  for (int i = 0; i < tiles.p.num_weights; ++i) rows += tiles.p.weights[i].rows;
+  const int64_t share = divide_up(rows, context.num_multiprocessors());
+  if (share <= 32) return launch<kFormat, kOperands, 32, kTokens, kChunks, kStages>(context, tiles);
+  if (share <= 48) return launch<kFormat, kOperands, 48, kTokens, kChunks, kStages>(context, tiles);
+  return launch<kFormat, kOperands, 64, kTokens, kChunks / 2, 4>(context, tiles);
 }
 
 // Which tile serves has no part in the bytes.
 template <ProductFormat kFormat, Operands kOperands>
 void launch_any(Context& context, Tiles& tiles) {
   const int64_t tokens = tiles.p.num_tokens;
-  if (tokens <= 8) return launch<kFormat, kOperands, 64, 8, 10>(context, tiles);
-  if (tokens <= 16) return launch<kFormat, kOperands, 64, 16, 10>(context, tiles);
-  if (tokens <= 32) return launch<kFormat, kOperands, 64, 32, 8>(context, tiles);
-  if (tokens <= 256) return launch<kFormat, kOperands, 64, 64, 6>(context, tiles);
-  return launch<kFormat, kOperands, 128, 128, 6>(context, tiles);
+  if (tokens <= 8) return launch_strips<kFormat, kOperands, 8>(context, tiles);
+  if (tokens <= 16) return launch_strips<kFormat, kOperands, 16>(context, tiles);
+  if (tokens <= 32) return launch_strips<kFormat, kOperands, 32>(context, tiles);
+  if (tokens <= 64) return launch_strips<kFormat, kOperands, 64>(context, tiles);
+  if (tokens <= 256) return launch<kFormat, kOperands, 64, 64, 1, 6>(context, tiles);
+  return launch<kFormat, kOperands, 128, 128, 1, 6>(context, tiles);
 }
 
 }  // namespace

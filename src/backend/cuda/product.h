@@ -25,6 +25,7 @@ struct ProductWeight {
   int64_t scale_stride = 0;
   int64_t chunk_stride = 1;
   int row_block = 1;
+  int64_t x_offset = 0;  // elements into each row of x, whole 16 bytes: where its K begin
 };
 
 struct Product {

@@ -99,9 +99,9 @@ __global__ void __launch_bounds__(S::kThreads)
     load_tile<S::kRows, S::kThreads>(static_cast<const char*>(weight.data),
                                      weight.stride * element_bytes, first_row, weight.rows, chunk,
                                      tiles.depth_bytes, stage);
-    load_tile<S::kTokens, S::kThreads>(static_cast<const char*>(p.x), p.x_stride * element_bytes,
-                                       first_token, p.num_tokens, chunk, tiles.depth_bytes,
-                                       stage + S::kWeightBytes);
+    const auto* x = static_cast<const char*>(p.x) + weight.x_offset * element_bytes;
+    load_tile<S::kTokens, S::kThreads>(x, p.x_stride * element_bytes, first_token, p.num_tokens,
+                                       chunk, tiles.depth_bytes, stage + S::kWeightBytes);
   };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -37,6 +37,7 @@ class CudaTest : public ::testing::Test {
   }
 
   virtual ops::Backend& gpu() { return *gpu_; }
+  ops::Backend& gpu_device() { return gpu_->device(); }    // on its own memory
   ops::Backend& portable_gpu() { return *portable_gpu_; }  // with the kernels of every architecture
   ops::Backend& cpu() { return *cpu_; }
 

@@ -182,6 +182,36 @@ TEST_P(EveryLinearCuda, ARowsBytesDependOnTheRowAlone) {
   }
 }
 
+// Adapters of a group: in one call, what they give one by one, and what the oracle says.
+TEST_F(LinearCuda, EachWeightMayReadItsOwnColumns) {
+  for (const int64_t rank : {32, 5}) {
+    for (const int64_t tokens : {1, 17, 200}) {
+      const std::vector<int64_t> outputs = {96, 40, 200};
+      const Array x = random_array(DType::kBF16, Shape{tokens, 3 * rank}, 1);
+      const Array start = random_array(DType::kBF16, Shape{tokens, 336}, 2);
+      std::vector<Operand> owned;
+      for (const int64_t n : outputs) {
+        owned.push_back(make_operand(cpu(), Format::kBf16, true, n, rank, 3, 0.1));
+      }
+      std::vector<ops::Weight> weights;
+      for (const Operand& w : owned) weights.push_back(weight_of(w));
+      ops::LinearArgs args{.x = x, .xq = {}, .weights = weights, .bias = {}, .y = {}};
+      args.alpha = 2;
+      args.accumulate = args.x_per_weight = true;
+      const Array a = copy(start), b = copy(start), singly = copy(start);
+      args.y = a;
+      cpu().linear(args);
+      args.y = b;
+      gpu().linear(args);
+      args.y = singly;
+      for_each_weight(args, [&](const ops::LinearArgs& part) { gpu().linear(part); });
+      expect_same(b, a, {1e-3, 0x1p-7}, fmt::format("rank {} T={}", rank, tokens));
+      EXPECT_EQ(std::memcmp(b.bytes().data(), singly.bytes().data(), b.bytes().size()), 0)
+          << "rank " << rank << " T=" << tokens;
+    }
+  }
+}
+
 // A chain of BF16 products has the same bytes on every kind of matrix unit. Sums of 8-bit products
 // on Hopper have not, which also shows that both kernels ran.
 TEST_F(LinearCuda, BothKernelsGiveTheSameBf16Bytes) {

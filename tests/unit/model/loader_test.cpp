@@ -1,6 +1,7 @@
 // Filling a model and writing it out: every tensor used, every value finite, bytes kept.
 #include "model/loader.h"
 
+#include <bit>
 #include <cmath>
 #include <map>
 
@@ -67,6 +68,55 @@ TEST(Loader, WhatIsWrongWithACheckpointIsNamed) {
   expect_contains(draft.refusal(o), "finite");
   draft.tensors[kUp].second[5] = HUGE_VALF;
   expect_contains(draft.refusal(o), kUp);
+}
+
+// The element type of a file decides no byte: BF16 values come as they are, as F32 and as F16, into
+// every form of the weights; what is not finite is named in each.
+TEST(Loader, EveryElementTypeGivesTheSameWeights) {
+  for (const Flow flow : {Flow::kBf16, Flow::kFp8Full}) {
+    for (const Training training : {Training::kNone, Training::kFull}) {
+      TinyOptions o;
+      o.training = training;
+      o.precision.flow = flow;
+      std::vector<std::vector<uint8_t>> first;
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        const auto load = [&](float spoiled) {
+          TinyPolicy p(o);
+          std::vector<std::vector<uint32_t>> data;
+          std::vector<io::NamedTensor> named;
+          for (const Parameter& parameter : p.model.weights().parameters()) {
+            auto& words = data.emplace_back(static_cast<size_t>(parameter.shape.num_elements()));
+            RandomSequence random({.seed = 8}, RngUse::kTask);
+            for (size_t i = 0; i < words.size(); ++i) {
+              float value = static_cast<float>(random.next_below(255)) / 256.0f - 0.5f;
+              if (parameter.name == kUp && i == 77 && spoiled != 0) value = spoiled;
+              if (dtype == DType::kF32) {
+                words[i] = std::bit_cast<uint32_t>(value);
+              } else {
+                reinterpret_cast<uint16_t*>(words.data())[i] =
+                    dtype == DType::kBF16 ? tensor::encode_bf16(value) : tensor::encode_f16(value);
+              }
+            }
+            named.push_back(
+                {parameter.name, tensor::TensorView(words.data(), dtype, parameter.shape)});
+          }
+          const TempFolder folder;
+          io::write_checkpoint(folder.path(), named);
+          io::Checkpoint checkpoint(folder.path());
+          load_weights(*p.backend, p.model, checkpoint);
+          return test::weight_bytes(p);
+        };
+        const auto bytes = load(0);
+        if (first.empty()) first = bytes;
+        EXPECT_TRUE(bytes == first) << tensor::dtype_name(dtype);
+        for (const float spoiled : {std::nanf(""), -HUGE_VALF}) {
+          const std::string message = error_of([&] { load(spoiled); });
+          expect_contains(message, kUp);
+          expect_contains(message, "element 77 is");
+        }
+      }
+    }
+  }
 }
 
 TEST(Loader, ATiedModelTakesAFileThatAlsoHoldsTheHead) {

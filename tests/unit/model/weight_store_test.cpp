@@ -32,8 +32,8 @@ void set_gradients(TinyPolicy& p, float size) {
 std::vector<std::vector<uint8_t>> forward_bytes(TinyPolicy& p) {
   std::vector<std::vector<uint8_t>> all;
   for (const Parameter& parameter : p.model.weights().parameters()) {
-    for (const tensor::TensorView& view :
-         {parameter.dense, parameter.quantized.codes, parameter.quantized.scales}) {
+    for (const tensor::TensorView& view : {parameter.dense, parameter.quantized.codes,
+                                           parameter.quantized.scales, parameter.row_scales}) {
       all.push_back(test::bytes_of(*p.backend, view));
     }
   }
@@ -74,6 +74,92 @@ TEST(WeightStore, RequantisedInPlaceEqualsACheckpointLoadedAnew) {
       }
     }
   }
+}
+
+// Codes and scales of a group are those of one matrix, whatever its parts are called.
+TEST(WeightStore, TheWeightsOfAGroupLieSideBySide) {
+  for (const WeightScales scales :
+       {WeightScales::kTensor, WeightScales::kChannel, WeightScales::kBlock}) {
+    for (const Flow flow : {Flow::kBf16, Flow::kFp8Full}) {
+      TinyOptions o;
+      o.precision.flow = flow;
+      o.precision.scales = scales;
+      TinyPolicy p(o);
+      for (const DecoderLayer& layer : p.model.layers()) {
+        for (const auto* group : {&layer.qkv, &layer.gate_up}) {
+          for (size_t i = 1; i < group->size(); ++i) {
+            const ops::Weight last = (*group)[i - 1].weight->forward_weight();
+            const ops::Weight next = (*group)[i].weight->forward_weight();
+            const auto expect_beside = [](const tensor::TensorView& a,
+                                          const tensor::TensorView& b) {
+              EXPECT_EQ(a.as<char>() + a.num_bytes(), b.as<char>());
+            };
+            if (flow == Flow::kBf16) {
+              expect_beside(last.dense, next.dense);
+              continue;
+            }
+            expect_beside(last.quantized.codes, next.quantized.codes);
+            expect_beside(last.quantized.scales, next.quantized.scales);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A tensor set in pieces of whole granules is the tensor set at once.
+TEST(WeightStore, RowsSetInPiecesGiveTheSameBytes) {
+  for (const WeightScales scales :
+       {WeightScales::kTensor, WeightScales::kChannel, WeightScales::kBlock}) {
+    for (const Training training : {Training::kFull, Training::kNone}) {
+      TinyOptions o;
+      o.inner = 300;
+      o.training = training;
+      o.precision.flow = Flow::kFp8Full;
+      o.precision.scales = scales;
+      TinyPolicy whole(o), pieces(o);
+      for (Parameter& to : pieces.model.weights().parameters()) {
+        std::vector<float> values(static_cast<size_t>(to.shape.num_elements()));
+        RandomSequence random({.seed = 5}, RngUse::kTask);
+        for (float& value : values) value = random.next_unit() - 0.5f;
+        whole.set(whole.parameter(to.name), values);
+        const tensor::Buffer buffer =
+            pieces.backend->allocator().allocate(tensor::DType::kF32, to.shape, "test");
+        const tensor::TensorView view = buffer.view(tensor::DType::kF32, to.shape);
+        pieces.backend->upload(values.data(), view);
+        const int64_t granule = WeightStore::row_granule(to);
+        for (int64_t row = 0; row < to.shape[0]; row += granule) {
+          const int64_t count = std::min(granule, to.shape[0] - row);
+          pieces.model.weights().assign(*pieces.backend, to, view.slice_rows(row, count), row);
+        }
+      }
+      EXPECT_TRUE(test::weight_bytes(pieces) == test::weight_bytes(whole))
+          << weight_scales_name(scales);
+    }
+  }
+}
+
+TEST(WeightStore, OneScaleIsThatOfEveryRow) {
+  TinyOptions o;
+  o.precision.flow = Flow::kFp8Full;
+  o.precision.scales = WeightScales::kTensor;
+  TinyPolicy p(o);
+  const auto check = [&] {
+    for (const LinearLayer* layer : p.model.linear_layers()) {
+      const Parameter& weight = *layer->weight;
+      EXPECT_EQ(weight.weight().quantized.granularity, tensor::Granularity::kTensor);
+      const tensor::QuantizedView read = weight.forward_weight().quantized;
+      EXPECT_EQ(read.granularity, tensor::Granularity::kRow);
+      const float scale = test::floats_of(*p.backend, weight.quantized.scales)[0];
+      EXPECT_EQ(test::floats_of(*p.backend, read.scales),
+                std::vector<float>(static_cast<size_t>(weight.shape[0]), scale));
+    }
+  };
+  check();
+  train::AdamW optimizer(p.backend->allocator(), p.model.weights(), {});
+  set_gradients(p, 1.0f);
+  ASSERT_TRUE(optimizer.step(*p.backend, 0.01).applied);
+  check();
 }
 
 TEST(WeightStore, TiedHeadIsOneTensorAfterAStep) {

@@ -37,6 +37,30 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
+TEST(Engine, APoolPutAwayAndTakenBackChangesNoByte) {
+  for (const bool fp8 : {false, true}) {
+    TinyOptions o;
+    o.fp8_kv = fp8;
+    TinyPolicy p(o);
+    Engine engine = engine_of(p);
+    const std::vector<PromptRequest> prompts = {request(33, 3), request(17, 2, 1)};
+    const auto before = engine.run(prompts, sampling());
+    const int64_t with_pool = p.backend->allocator().bytes_in_use();
+    const void* address = p.pages.layer(0).k.data;
+    p.pages.unmap();
+    EXPECT_LT(p.backend->allocator().bytes_in_use(), with_pool - 200 * 16 * 64 * 2);
+    p.pages.map();
+    EXPECT_EQ(p.backend->allocator().bytes_in_use(), with_pool);
+    EXPECT_EQ(p.pages.layer(0).k.data, address);
+    const auto after = engine.run(prompts, sampling());
+    ASSERT_EQ(after.size(), before.size());
+    for (size_t i = 0; i < after.size(); ++i) {
+      EXPECT_EQ(after[i].ids, before[i].ids);
+      test::expect_equal_bits(after[i].log_probs, before[i].log_probs, "after the pool was away");
+    }
+  }
+}
+
 TEST(Engine, AWeightUpdateLeavesNoStalePages) {
   for (const bool fp8 : {false, true}) {
     TinyOptions o;

@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -40,6 +41,52 @@ TEST(Allocator, AccountsAndKeepsItsLimit) {
   EXPECT_EQ(allocator.peak_bytes(), 600);
   Buffer c = allocator.allocate(DType::kBF16, {10, 20}, "c");
   EXPECT_EQ(c.num_bytes(), 400);
+}
+
+// What is unmapped is not in use, keeps its address and comes back zeroed, within the limit.
+TEST(Allocator, ABufferGivesItsMemoryAwayAndKeepsItsAddress) {
+  for (const int64_t num_bytes : {int64_t{100}, int64_t{5000}, (int64_t{5} << 20) + 12345}) {
+    HostAllocator allocator(num_bytes + 550);
+    Buffer buffer = allocator.allocate(num_bytes, "pool");
+    Buffer neighbour = allocator.allocate(500, "neighbour");
+    auto* bytes = static_cast<uint8_t*>(buffer.data());
+    std::fill(bytes, bytes + num_bytes, 7);
+    std::fill_n(static_cast<uint8_t*>(neighbour.data()), 500, 9);
+    buffer.unmap();
+    EXPECT_TRUE(buffer.is_unmapped());
+    EXPECT_EQ(allocator.bytes_in_use(), 500);
+    {
+      const Buffer other = allocator.allocate(num_bytes, "other");
+      EXPECT_THROW(buffer.map("pool"), Error);
+      EXPECT_EQ(allocator.bytes_in_use(), num_bytes + 500);
+    }
+    buffer.map("pool");
+    EXPECT_EQ(buffer.data(), bytes);
+    EXPECT_EQ(allocator.bytes_in_use(), num_bytes + 500);
+    EXPECT_EQ(std::count(bytes, bytes + num_bytes, 0), num_bytes);
+    EXPECT_EQ(static_cast<uint8_t*>(neighbour.data())[499], 9);
+    buffer.unmap();
+    Buffer moved = std::move(buffer);
+    EXPECT_TRUE(moved.is_unmapped());
+    moved.reset();
+    EXPECT_EQ(allocator.bytes_in_use(), 500);
+    EXPECT_EQ(allocator.peak_bytes(), num_bytes + 500);
+  }
+}
+
+TEST(Allocator, APlanCountsWholePages) {
+  PlanningAllocator plan(4096);
+  std::vector<Buffer> buffers;
+  for (const int64_t num_bytes : {100, 5000, 300, 4096, 3700}) {
+    buffers.push_back(plan.allocate(num_bytes, num_bytes > 4000 ? "large" : "small"));
+  }
+  // Two pages and one for the large ones; 256 + 512 + 3840 bytes share two.
+  const auto entries = plan.entries();
+  ASSERT_EQ(entries.size(), 3u);
+  EXPECT_EQ(entries[0].num_bytes, 256 + 512 + 3840);
+  EXPECT_EQ(entries[1].num_bytes, 3 * 4096);
+  EXPECT_EQ(entries[2].num_bytes, 2 * 4096 - (256 + 512 + 3840));
+  EXPECT_EQ(plan.bytes_in_use(), 5 * 4096);
 }
 
 }  // namespace

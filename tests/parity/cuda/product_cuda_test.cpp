@@ -1,0 +1,270 @@
+// Who serves a product changes no byte: whatever is chosen for whatever number of tokens, grouped
+// or not, recorded or not. And the file of choices.
+#include <cstdlib>
+#include <cuda_runtime_api.h>
+#include <filesystem>
+
+#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/ops.h"
+#include "backend/cuda/trial.h"
+#include "base/strings.h"
+#include "parity/cuda/cuda_test.h"
+
+namespace octet::parity {
+namespace {
+
+namespace fs = std::filesystem;
+using cuda::ProductFormat;
+using tensor::Buffer;
+using tensor::Granularity;
+using tensor::TensorView;
+
+constexpr ProductFormat kFormats[] = {ProductFormat::kBF16, ProductFormat::kScaled,
+                                      ProductFormat::kBlocks};
+constexpr int64_t kMaxTokens = 1100;
+
+// A folder for the choices of one test.
+class CacheFolder {
+ public:
+  explicit CacheFolder(const std::string& name)
+      : path_((fs::temp_directory_path() / ("octet-" + name)).string()) {
+    fs::remove_all(path_);
+    setenv("OCTET_CACHE", path_.c_str(), 1);
+  }
+  ~CacheFolder() {
+    unsetenv("OCTET_CACHE");
+    fs::remove_all(path_);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Operands on the device, the weights of a group side by side.
+class Operands {
+ public:
+  Operands(cuda::Context& context, ProductFormat format, std::vector<int64_t> parts, int64_t depth)
+      : context_(context), format_(format), parts_(std::move(parts)), depth_(depth) {
+    for (const int64_t rows : parts_) rows_ += rows;
+    const int64_t chunks = (depth + 127) / 128;
+    const int64_t each = format == ProductFormat::kBF16 ? 2 : 1;
+    weights_ = allocate(rows_ * depth_ * each);
+    x_ = allocate(kMaxTokens * depth_ * each);
+    y_ = allocate(kMaxTokens * rows_ * 2);
+    w_scales_ = allocate(4 * rows_ * chunks);
+    x_scales_ = allocate(4 * kMaxTokens * chunks);
+    if (each == 2) {
+      cuda::fill_bf16(context, static_cast<uint16_t*>(weights_.data()), rows_ * depth_, 11);
+      cuda::fill_bf16(context, static_cast<uint16_t*>(x_.data()), kMaxTokens * depth_, 12);
+    } else {
+      cuda::fill_codes(context, static_cast<uint8_t*>(weights_.data()), rows_ * depth_, 11);
+      cuda::fill_codes(context, static_cast<uint8_t*>(x_.data()), kMaxTokens * depth_, 12);
+    }
+    cuda::fill_scales(context, static_cast<float*>(w_scales_.data()), rows_ * chunks, 13);
+    cuda::fill_scales(context, static_cast<float*>(x_scales_.data()), kMaxTokens * chunks, 14);
+  }
+
+  // The digests of y's rows.
+  std::vector<uint64_t> linear(int64_t tokens) {
+    context_.fill_zero(y_.data(), kMaxTokens * rows_ * 2);
+    queue(tokens);
+    return digests(tokens);
+  }
+  void queue(int64_t tokens) {
+    const bool dense = format_ == ProductFormat::kBF16, blocks = format_ == ProductFormat::kBlocks;
+    const DType dtype = dense ? DType::kBF16 : DType::kE4M3;
+    const Granularity granularity = blocks ? Granularity::kBlock : Granularity::kRow;
+    const Granularity per_token = blocks ? Granularity::kRowBlock : Granularity::kRow;
+    std::vector<ops::Weight> weights;
+    int64_t row = 0, scale = 0;
+    for (const int64_t rows : parts_) {
+      const Shape scales = tensor::scale_shape(granularity, rows, depth_);
+      const TensorView elements(
+          static_cast<char*>(weights_.data()) + row * depth_ * tensor::dtype_bytes(dtype), dtype,
+          {rows, depth_});
+      ops::Weight& weight = weights.emplace_back();
+      if (dense) {
+        weight.dense = elements;
+      } else {
+        weight.quantized = {elements,
+                            {static_cast<float*>(w_scales_.data()) + scale, DType::kF32, scales},
+                            granularity};
+      }
+      row += rows;
+      scale += scales.num_elements();
+    }
+    const TensorView x(x_.data(), dtype, {tokens, depth_});
+    ops::LinearArgs args;
+    args.weights = weights;
+    args.y = TensorView(y_.data(), DType::kBF16, {tokens, rows_});
+    if (dense) {
+      args.x = x;
+    } else {
+      args.xq = {x,
+                 {x_scales_.data(), DType::kF32, tensor::scale_shape(per_token, tokens, depth_)},
+                 per_token};
+    }
+    cuda::linear(context_, args);
+  }
+  std::vector<uint64_t> digests(int64_t tokens) {
+    return cuda::digest_rows(context_, y_.data(), tokens, 2 * rows_, 2 * rows_);
+  }
+  void clear() { context_.fill_zero(y_.data(), kMaxTokens * rows_ * 2); }
+
+  // The same rows from the own kernel alone.
+  std::vector<uint64_t> own(int64_t tokens) {
+    const bool blocks = format_ == ProductFormat::kBlocks;
+    cuda::Product product;
+    product.format = format_;
+    product.num_weights = 1;
+    product.weights[0] = {.data = weights_.data(),
+                          .stride = depth_,
+                          .rows = rows_,
+                          .scales = static_cast<float*>(w_scales_.data()),
+                          .scale_stride = blocks ? (depth_ + 127) / 128 : 1,
+                          .row_block = blocks ? 128 : 1};
+    product.x = x_.data();
+    product.x_stride = depth_;
+    product.x_scales = static_cast<float*>(x_scales_.data());
+    product.x_scale_stride = blocks ? (depth_ + 127) / 128 : 1;
+    product.num_tokens = tokens;
+    product.depth = depth_;
+    product.y = y_.data();
+    product.y_stride = rows_;
+    cuda::run_own_product(context_, product);
+    return digests(tokens);
+  }
+
+ private:
+  Buffer allocate(int64_t bytes) { return context_.allocator().allocate(bytes, "test"); }
+
+  cuda::Context& context_;
+  ProductFormat format_;
+  std::vector<int64_t> parts_;  // rows of each weight
+  int64_t depth_, rows_ = 0;
+  Buffer weights_, x_, y_, w_scales_, x_scales_;
+};
+
+class ProductCuda : public CudaTest {};
+
+TEST_F(ProductCuda, WhoeverServesGivesTheOwnKernelsRows) {
+  const CacheFolder folder("products");
+  // The second time choices come from the file.
+  for (int round = 0; round < 2; ++round) {
+    cuda::Context context(0, 0);
+    for (const ProductFormat format : kFormats) {
+      Operands operands(context, format, {1024, 256, 256}, 1024);
+      const std::vector<uint64_t> expected = operands.own(kMaxTokens);
+      for (const int64_t tokens : {1,  2,   7,   8,   9,   16,  17,  24,  31,   33,   64,  65,
+                                   72, 128, 200, 256, 511, 512, 520, 525, 1000, 1024, 1100}) {
+        const std::vector<uint64_t> rows = operands.linear(tokens);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          ASSERT_EQ(rows[i], expected[i]) << "format " << static_cast<int>(format) << ", row " << i
+                                          << " of " << tokens << ", round " << round;
+        }
+      }
+    }
+    if (context.library().description().starts_with("no ")) GTEST_SKIP() << "no cuBLASLt";
+    EXPECT_NE(context.library().choices().find("\"rows\":1536"), std::string::npos);
+  }
+}
+
+// The own kernel's tiles differ by the numbers of tokens and rows.
+TEST_F(ProductCuda, EveryTileOfTheOwnKernelGivesTheSameRows) {
+  cuda::Context context(0, 0);
+  for (const ProductFormat format : kFormats) {
+    for (const int64_t rows : {40, 1000, 5000, 7000}) {
+      for (const int64_t depth : {128, 656, 2048}) {
+        Operands operands(context, format, {rows}, depth);
+        const std::vector<uint64_t> expected = operands.own(300);
+        for (const int64_t tokens : {1, 5, 8, 12, 16, 20, 32, 50, 64, 130}) {
+          const std::vector<uint64_t> got = operands.own(tokens);
+          EXPECT_TRUE(std::equal(got.begin(), got.end(), expected.begin()))
+              << "format " << static_cast<int>(format) << " N=" << rows << " K=" << depth
+              << " T=" << tokens;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ProductCuda, NothingIsSearchedWhileTheStreamIsCaptured) {
+  const CacheFolder folder("captured");
+  cuda::Context context(0, 0);
+  for (const ProductFormat format : kFormats) {
+    Operands operands(context, format, {1024, 256, 256}, 1024);
+    const std::vector<uint64_t> expected = operands.own(kMaxTokens);
+    for (const bool known : {false, true}) {
+      const int64_t tokens = 40;
+      if (known) operands.queue(tokens);
+      operands.clear();
+      context.synchronize();
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      ASSERT_EQ(cudaStreamBeginCapture(context.stream(), cudaStreamCaptureModeThreadLocal),
+                cudaSuccess);
+      operands.queue(tokens);
+      ASSERT_EQ(cudaStreamEndCapture(context.stream(), &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(executable, context.stream()), cudaSuccess);
+      const std::vector<uint64_t> rows = operands.digests(tokens);
+      EXPECT_TRUE(std::equal(rows.begin(), rows.end(), expected.begin()))
+          << "format " << static_cast<int>(format) << " known " << known;
+      cudaGraphExecDestroy(executable);
+      cudaGraphDestroy(graph);
+    }
+  }
+}
+
+TEST(ProductChoices, AreKeptByDeviceAndLibrary) {
+  const CacheFolder folder("choices");
+  const cuda::ProductKey key{ProductFormat::kScaled, true, 6144, 4096, 64};
+  cuda::ProductChoice choice;
+  choice.library = true;
+  choice.algorithm = {1, 2, 3, 4, 5, 6, 7, ~uint64_t{0}};
+  choice.description = "a kernel";
+  choice.microseconds = 8.8;
+  cuda::ProductChoices("Some GPU", "1.2.3").add(key, choice);
+  const cuda::ProductChoices again("Some GPU", "1.2.3");
+  ASSERT_NE(again.find(key), nullptr);
+  EXPECT_TRUE(again.find(key)->library);
+  EXPECT_EQ(again.find(key)->algorithm, choice.algorithm);
+  EXPECT_EQ(again.find({ProductFormat::kBlocks, true, 6144, 4096, 64}), nullptr);
+  EXPECT_EQ(cuda::ProductChoices("Some GPU", "1.2.4").find(key), nullptr);
+  EXPECT_NE(cuda::describe_product_choices().find("scaled 6144 x 4096, 33-64 tokens: 8.8 us"),
+            std::string::npos);
+}
+
+TEST(ProductChoices, AFileThatCannotBeReadIsPassedOver) {
+  const CacheFolder folder("broken");
+  const cuda::ProductKey key{ProductFormat::kBF16, false, 64, 64, 1};
+  cuda::ProductChoices choices("GPU", "1.2.3");
+  choices.add(key, {});
+  for (const std::string content : {"", "{", "[]", "{\"revision\": 1}", "\xff"}) {
+    write_file_atomically(choices.path(), content);
+    EXPECT_EQ(cuda::ProductChoices("GPU", "1.2.3").find(key), nullptr) << content;
+  }
+  choices.add(key, {});
+  std::string text = read_file(choices.path());
+  text.replace(text.find("GPU"), 3, "TPU");
+  write_file_atomically(choices.path(), text);
+  EXPECT_EQ(cuda::ProductChoices("GPU", "1.2.3").find(key), nullptr) << "another device's";
+}
+
+TEST(ProductChoices, BucketsHoldEveryNumberOfTokens) {
+  int64_t last = 0;
+  for (int64_t tokens = 1; tokens <= 5000; ++tokens) {
+    const int64_t bucket = cuda::token_bucket(tokens);
+    EXPECT_LE(cuda::bucket_begin(bucket), tokens);
+    EXPECT_LE(tokens, bucket);
+    EXPECT_LE(last, bucket);
+    if (bucket != last) {
+      EXPECT_EQ(cuda::bucket_begin(bucket), tokens);
+    }
+    last = bucket;
+  }
+}
+
+}  // namespace
+}  // namespace octet::parity
