@@ -158,7 +158,7 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   const int64_t optimizer_bytes = allocator.bytes_in_use() - before;
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
-  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   int64_t later = optimizer_bytes;  // what is made after the weights have been filled
   if (backend != nullptr) {
     for (const PlanEntry& entry : plan_workspaces(*backend, policy, options)) {

@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       for (int i = 0; i < 2; ++i) {
         const int element = Tile::element_of(n, i, lane);
         if (element < keys.width) {
-          store(__fdiv_rn(folded[32 * (4 * n + 2 * h + i)], sum[h]), to + element);
+          const float out = folded[32 * (4 * n + 2 * h + i)];
+          store(limit > 0 ? __fdiv_rn(out, sum[h]) : 0.0f, to + element);
         }
       }
     }
