@@ -48,7 +48,7 @@ Decoder::Decoder(tensor::Allocator& allocator, const Model& model, const Decoder
   rope_table_ = make(DType::kF32, {limits.max_context, model.config().head_dim}, "position table");
   const int64_t tokens = padded(limits.max_tokens), sequences = padded(limits.max_sequences + 1);
   layout_ = make(DType::kI32,
-                 {3 * tokens + 3 * sequences +
+                 {3 * tokens + 4 * sequences +
                   padded(limits.max_sequences * KvStore::pages_for(limits.max_context)) +
                   std::max(tokens, sequences)},
                  "batch layout");
@@ -188,8 +188,10 @@ void Decoder::forward_layer(ops::Backend& backend, int64_t index, const LayerAct
 void Decoder::measure(std::span<const BatchSequence> batch) {
   OCTET_ASSERT(!batch.empty() && static_cast<int64_t>(batch.size()) <= limits_.max_sequences);
   sequence_offsets_.assign(1, 0);
+  shared_first_.clear();
   shared_pages_.clear();
   attention_batch_ = {};
+  ops::AttentionBatch& b = attention_batch_;
   const BatchSequence* before = nullptr;
   for (const BatchSequence& sequence : batch) {
     const auto count = static_cast<int64_t>(sequence.ids.size());
@@ -213,9 +215,16 @@ void Decoder::measure(std::span<const BatchSequence> batch) {
       while (shared < full && sequence.pages[shared] == before->pages[shared]) ++shared;
     }
     before = &sequence;
-    shared_pages_.push_back(static_cast<int32_t>(shared));
+    // It joins the run before it, which then has in common what all of it have, or begins its own.
+    const auto index = static_cast<int32_t>(shared_first_.size());
+    const int32_t first = shared > 0 ? shared_first_.back() : index;
+    if (index - first > 1) shared = std::min<int64_t>(shared, shared_pages_.back());
+    shared_first_.push_back(first);
+    shared_pages_.push_back(0);
+    if (shared > 0) {
+      std::fill(shared_pages_.begin() + first, shared_pages_.end(), static_cast<int32_t>(shared));
+    }
     sequence_offsets_.push_back(sequence_offsets_.back() + static_cast<int32_t>(count));
-    ops::AttentionBatch& b = attention_batch_;
     b.max_query_tokens = std::max(b.max_query_tokens, count);
     b.max_context = std::max(b.max_context, context);
     b.max_shared_pages = std::max(b.max_shared_pages, shared);
@@ -244,8 +253,12 @@ void Decoder::lay_out(ops::Backend& backend, std::span<const BatchSequence> batc
   ops::AttentionBatch& b = attention_batch_;
   b.query_offsets = section({all_sequences + 1});
   b.context_lengths = section({all_sequences});
+  const TensorView shared_first = section({all_sequences});
   const TensorView shared_pages = section({all_sequences});
-  if (step.max_shared_pages > 0) b.shared_pages = shared_pages;
+  if (step.max_shared_pages > 0) {
+    b.shared_first = shared_first;
+    b.shared_pages = shared_pages;
+  }
   b.page_table = section({all_sequences, width});
   b.max_context = step.max_context;
   b.max_shared_pages = step.max_shared_pages;
@@ -262,6 +275,7 @@ void Decoder::lay_out(ops::Backend& backend, std::span<const BatchSequence> batc
   int32_t* table = host(b.page_table);
   std::fill_n(host(targets), targets.num_elements(), -1);
   std::ranges::copy(sequence_offsets_, host(b.query_offsets));
+  std::ranges::copy(shared_first_, host(shared_first));
   std::ranges::copy(shared_pages_, host(shared_pages));
   bool any_sampled = false;
   int64_t t = 0;
@@ -284,6 +298,7 @@ void Decoder::lay_out(ops::Backend& backend, std::span<const BatchSequence> batc
   }
   for (; t < num_tokens_; ++t) {
     ids[t] = slots[t] = -1;
+    host(shared_first)[t] = static_cast<int32_t>(t);
     host(b.query_offsets)[t + 1] = static_cast<int32_t>(t + 1);
   }
   backend.upload(host_layout_.data(), layout_.slice_rows(0, used));

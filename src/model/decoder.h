@@ -47,7 +47,7 @@ class Decoder {
                              const tensor::TensorView& sampled = {});
 
   // The last batch as attention saw it. Sequences that stand side by side and begin with the same
-  // full pages say so in `shared_pages`.
+  // full pages are its runs.
   const ops::AttentionBatch& attention_batch() const { return attention_batch_; }
 
   // Where the gradient of the last forward's hidden states may be written, [T, H].
@@ -103,8 +103,8 @@ class Decoder {
   tensor::TensorView ids_, positions_, slots_;  // [num_tokens_] I32
   ops::AttentionBatch attention_batch_;
   std::vector<int32_t> sequence_offsets_;  // on the host
-  std::vector<int32_t> shared_pages_;      // on the host
-  int64_t num_tokens_ = 0;                 // with what fills it up
+  std::vector<int32_t> shared_first_, shared_pages_;
+  int64_t num_tokens_ = 0;  // with what fills it up
   bool saved_ = false;
 };
 

@@ -232,7 +232,8 @@ TEST(Engine, ShowsWhatAGroupShares) {
       const ops::AttentionBatch& batch = p.decoder.attention_batch();
       if (batch.context_lengths.shape[0] != 9) return;
       ++num_checked;
-      EXPECT_EQ(ints_of(p, batch.shared_pages), std::vector<int32_t>({0, 2, 2, 2, 0, 1, 1, 0, 0}));
+      EXPECT_EQ(ints_of(p, batch.shared_first), std::vector<int32_t>({0, 0, 0, 0, 4, 4, 4, 7, 8}));
+      EXPECT_EQ(ints_of(p, batch.shared_pages), std::vector<int32_t>({2, 2, 2, 2, 1, 1, 1, 0, 0}));
       EXPECT_EQ(batch.max_shared_pages, 2);
       // What is said to be shared is, and it is full.
       const std::vector<int32_t> table = ints_of(p, batch.page_table);
