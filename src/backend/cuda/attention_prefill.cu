@@ -1,0 +1,87 @@
+// The attention forward for many new tokens: blocks of a producer warpgroup, which brings keys and
+// values as 16-bit operands, and of consumers with 64 query rows each, on wgmma. The arithmetic of a
+// row is the class of attention_tile.cuh: FP16 and BF16 products of wgmma and mma.sync have the same
+// bits when the same sixteen terms meet in each step.
+#include "backend/cuda/attention_prefill.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/device/prefill_consumer.cuh"
+#include "backend/cuda/device/prefill_producer.cuh"
+#include "backend/cuda/status.h"
+
+namespace octet::cuda {
+namespace {
+
+#ifndef PREFILL_CONSUMERS
+#define PREFILL_CONSUMERS 3
+#endif
+constexpr int kConsumers = PREFILL_CONSUMERS;
+// Registers of a thread: 128 at the start of four warpgroups, 168 of three.
+constexpr int kProducerRegisters = kConsumers == 3 ? 56 : 40;
+constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : 232;
+
+template <bool kFp8, int kWidth>
+__global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
+    prefill_kernel(const __grid_constant__ AttentionProblem p, int num_items) {
+  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  extern __shared__ __align__(1024) char shared[];
+  const uint32_t base = shared_address(shared);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < Layout::kSlots; ++slot) {
+      barrier_init(base + Layout::kFull + 8 * slot, 4);
+      barrier_init(base + Layout::kEmpty + 8 * slot, 4 * kConsumers);
+    }
+    fence_async_proxy();
+  }
+  __syncthreads();
+  // The longest items of a sequence, its last, come first.
+  if (threadIdx.x >= 128 * kConsumers) {
+    give_registers<kProducerRegisters>();
+    PrefillProducer<kFp8, kWidth, kConsumers> producer(p, base);
+    for (int i = num_items - 1 - static_cast<int>(blockIdx.x); i >= 0; i -= gridDim.x) {
+      const PrefillItem<Layout> item(p, i);
+      if (!item.empty) producer.run(item);
+    }
+    producer.finish();
+  } else {
+    take_registers<kConsumerRegisters>();
+    PrefillConsumer<kFp8, kWidth, kConsumers> consumer(p, shared);
+    for (int i = num_items - 1 - static_cast<int>(blockIdx.x); i >= 0; i -= gridDim.x) {
+      const PrefillItem<Layout> item(p, i);
+      if (!item.empty) consumer.run(item);
+    }
+  }
+}
+
+template <bool kFp8, int kWidth>
+void launch(Context& context, const AttentionProblem& p, int64_t num_tokens) {
+  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  static const bool ready = [] {
+    check(cudaFuncSetAttribute(prefill_kernel<kFp8, kWidth>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes),
+          "attention");
+    return true;
+  }();
+  (void)ready;
+  const auto num_items = static_cast<int>(
+      (num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads);
+  const int blocks = std::min(num_items, context.num_multiprocessors());
+  prefill_kernel<kFp8, kWidth>
+      <<<blocks, Layout::kThreads, Layout::kBytes, context.stream()>>>(p, num_items);
+  check_launch("attention");
+}
+
+}  // namespace
+
+void launch_prefill(Context& context, const AttentionProblem& p, bool fp8, int64_t num_tokens) {
+  const auto run = [&](auto fp8_cache) {
+    constexpr bool kFp8 = decltype(fp8_cache)::value;
+    p.keys.width == 64 ? launch<kFp8, 64>(context, p, num_tokens)
+                       : launch<kFp8, 128>(context, p, num_tokens);
+  };
+  fp8 ? run(std::true_type()) : run(std::false_type());
+}
+
+}  // namespace octet::cuda

@@ -1,0 +1,450 @@
+// A consumer of a block of the prefill kernel: a warpgroup with 64 query rows. A lane has, of the
+// 16 rows of its warp, rows h = 0, 1 (lane / 4 + 8 h) and columns 8 j + 2 t, 8 j + 2 t + 1 with t =
+// lane % 4, of scores and of results.
+#pragma once
+
+#include "backend/cuda/device/prefill_layout.cuh"
+#include "backend/cuda/device/wgmma_attention.cuh"
+
+namespace octet::cuda {
+
+template <bool kFp8, int kWidth, int kConsumers>
+class PrefillConsumer {
+  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  static constexpr int kSlabs = Layout::kSlabs;
+  // With registers to spare the next scores are computed beside the folding.
+  static constexpr bool kAhead = kConsumers == 2;
+  static constexpr float kLn2 = 0.6931471805599453f;
+
+  const AttentionProblem& p_;
+  char* shared_;
+  uint32_t base_;
+  int group_, thread_, warp_, lane_;
+  RingPlace<Layout::kSlots> place_;
+
+  // Of the lane's rows.
+  int position_[2];
+  float factor_[2];
+  // The chunk so far: maximum in units of log 2, sums of the keys 2 t and 2 t + 1 modulo 8.
+  float maximum_[2], sum_[2][2];
+  float total_maximum_[2], total_sum_[2];
+  float out_[kSlabs][32];
+  // The tile: its scores, then weights; the factors of what was and of the tile's own values when
+  // they are folded (kSkip: the row sees nothing of the tile).
+  float scores_[32];
+  uint32_t weights_[4][4];
+  float old_weight_[2], new_weight_[2];
+  float down_[2];  // FP8, rarely: values are to be multiplied by this first
+  static constexpr float kSkip = -1;
+
+ public:
+  __device__ PrefillConsumer(const AttentionProblem& p, char* shared)
+      : p_(p),
+        shared_(shared),
+        base_(shared_address(shared)),
+        group_(threadIdx.x / 128),
+        thread_(threadIdx.x % 128),
+        warp_(thread_ / 32),
+        lane_(threadIdx.x % 32) {}
+
+  __device__ void run(const PrefillItem<Layout>& item) {
+    const int first_row = item.first_row + 64 * group_;
+    const int last_row = min(first_row + 63, item.last_row);
+    if (first_row > last_row) {
+      for (int tile = item.begin; tile < item.limit; tile += kTileKeys) skip_tile();
+      return;
+    }
+    load_queries(item, first_row);
+    const int begin = item.begin_of(p_, first_row), limit = item.position_of(p_, last_row) + 1;
+    int tile = item.begin;
+    for (; tile < begin; tile += kTileKeys) skip_tile();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) total_maximum_[h] = -INFINITY, total_sum_[h] = 0;
+    clear();
+    bool first_chunk = true;
+    if constexpr (kAhead) start_scores(place_);
+    for (; tile < limit; tile += kTileKeys) {
+      const RingPlace<Layout::kSlots> keys = place_;
+      if constexpr (!kAhead) start_scores(keys);
+      wgmma_wait<0>();
+      wgmma_hold(scores_);
+      place_.advance();
+      const RingPlace<Layout::kSlots> values = place_;
+      place_.advance();
+      weigh(tile, keys, values);
+      if constexpr (kAhead) {
+        float acc[kSlabs][32];
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) start_values(acc[slab], values, slab);
+        if (tile + kTileKeys < limit) {
+          start_scores(place_);
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        release(values);
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) {
+          wgmma_hold(acc[slab]);
+          fold_values(acc[slab], slab);
+        }
+      } else {
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) {
+          float acc[32];
+          start_values(acc, values, slab);
+          wgmma_wait<0>();
+          wgmma_hold(acc);
+          if (slab == kSlabs - 1) release(values);
+          fold_values(acc, slab);
+        }
+      }
+      if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
+        fold_chunk(first_chunk, tile + kTileKeys >= limit);
+        first_chunk = false;
+      }
+    }
+    for (; tile < item.limit; tile += kTileKeys) skip_tile();
+    write(item, first_row);
+  }
+
+ private:
+  __device__ uint32_t queries() const {
+    return base_ + Layout::kQueries + group_ * Layout::kTileBytes;
+  }
+  __device__ uint32_t slot(const RingPlace<Layout::kSlots>& place) const {
+    return base_ + Layout::kRing + place.slot * Layout::kTileBytes;
+  }
+  __device__ void acquire(const RingPlace<Layout::kSlots>& place) const {
+    barrier_wait(base_ + Layout::kFull + 8 * place.slot, place.parity);
+  }
+  __device__ void release(const RingPlace<Layout::kSlots>& place) const {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(base_ + Layout::kEmpty + 8 * place.slot);
+  }
+  __device__ void skip_tile() {
+    for (int i = 0; i < 2; ++i) {
+      acquire(place_);
+      release(place_);
+      place_.advance();
+    }
+  }
+
+  __device__ int row_of(int first_row, int h) const {
+    return first_row + warp_ * 16 + lane_ / 4 + 8 * h;
+  }
+  // The warpgroup's queries into shared memory; with FP8 keys as FP16 under a power of two of the
+  // row's own that factor_ takes back.
+  __device__ void load_queries(const PrefillItem<Layout>& item, int first_row) {
+    constexpr int kLanes = kWidth / 8;  // of a row: 16 bytes each
+    constexpr int kPasses = 16 * kLanes / 32;
+    uint32_t words[kPasses][4];
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int row = first_row + warp_ * 16 + i * (32 / kLanes) + lane_ / kLanes;
+      uint4 piece{};
+      if (row <= item.last_row) {
+        const int64_t token = item.first_token + row / p_.group;
+        const int head = item.head * p_.group + row % p_.group;
+        piece = *reinterpret_cast<const uint4*>(p_.q + token * p_.q_stride + head * kWidth +
+                                                lane_ % kLanes * 8);
+      }
+      words[i][0] = piece.x, words[i][1] = piece.y, words[i][2] = piece.z, words[i][3] = piece.w;
+    }
+    auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + group_ * 64;
+    warpgroup_sync(1 + group_);  // all are done with the last item's
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int row = warp_ * 16 + i * (32 / kLanes) + lane_ / kLanes;
+      if constexpr (kFp8) {
+        float amax = 0;
+#pragma unroll
+        for (const uint32_t pair : words[i]) {
+          amax = fmaxf(amax, fmaxf(fabsf(__uint_as_float(pair << 16)),
+                                   fabsf(__uint_as_float(pair & 0xFFFF0000u))));
+        }
+#pragma unroll
+        for (int offset = 1; offset < kLanes; offset *= 2) {
+          amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+        }
+        // 2^(14 − exponent): the largest magnitude comes to lie in [2^14, 2^15).
+        const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
+        const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
+        const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
+        if (lane_ % kLanes == 0) {
+          factors[row] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+        }
+#pragma unroll
+        for (uint32_t& pair : words[i]) {
+          pair = pack_half(__uint_as_float(pair << 16) * scale,
+                           __uint_as_float(pair & 0xFFFF0000u) * scale);
+        }
+      }
+      const int piece = lane_ % kLanes;
+      const uint32_t slab = queries() + piece / 8 * kSlabBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_shared(slab + contraction_place<kFp8>(row, piece % 8 * 2 + half),
+                     words[i][2 * half], words[i][2 * half + 1]);
+      }
+    }
+    fence_async_proxy();
+    warpgroup_sync(1 + group_);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float unscale = kFp8 ? factors[warp_ * 16 + lane_ / 4 + 8 * h] : 1.0f;
+      factor_[h] = unscale * p_.factor;
+      position_[h] = item.position_of(p_, min(row_of(first_row, h), item.last_row));
+    }
+  }
+
+  __device__ void start_scores(const RingPlace<Layout::kSlots>& keys) {
+    acquire(keys);
+    wgmma_hold(scores_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kWidth / 16; ++step) {
+      const uint32_t at = step / 4 * kSlabBytes + step % 4 * 32;
+      wgmma_scores<kFp8>(scores_, wgmma_descriptor(queries() + at),
+                         wgmma_descriptor(slot(keys) + at), step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ void start_values(float (&acc)[32], const RingPlace<Layout::kSlots>& values,
+                               int slab) {
+    wgmma_hold(acc);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step) {
+      const uint32_t at = slab * kSlabBytes + step * 2048;
+      wgmma_values<kFp8>(acc, weights_[step], wgmma_descriptor(slot(values) + at), step > 0);
+    }
+    if (!kAhead || slab == kSlabs - 1) wgmma_commit();
+  }
+
+  __device__ const float* scales(const RingPlace<Layout::kSlots>& place) const {
+    return reinterpret_cast<const float*>(shared_ + Layout::kScales) + place.slot * kTileKeys +
+           lane_ % 4 * 2;
+  }
+
+  // From scores to weights; the chunk's maximum and sums move on. Releases the keys, and waits for
+  // the values.
+  __device__ void weigh(int tile, const RingPlace<Layout::kSlots>& keys,
+                        const RingPlace<Layout::kSlots>& values) {
+    const int t = lane_ % 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float2 scale{};
+      if constexpr (kFp8) scale = *reinterpret_cast<const float2*>(scales(keys) + 8 * j);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& score = scores_[4 * j + e];
+        if constexpr (kFp8) score *= e % 2 == 0 ? scale.x : scale.y;
+        score *= factor_[e / 2];
+      }
+    }
+    release(keys);
+    bool masked = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      masked |= position_[h] < tile + kTileKeys - 1;
+      masked |= p_.window > 0 && position_[h] + 1 - p_.window > tile;
+    }
+    masked = __any_sync(0xFFFFFFFFu, masked);
+    if (masked) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int column = tile + i / 4 * 8 + 2 * t + i % 2, position = position_[i % 4 / 2];
+        if (column > position || (p_.window > 0 && column + p_.window <= position)) {
+          scores_[i] = -INFINITY;
+        }
+      }
+    }
+    // The fast exponential is exact where no weight is subnormal.
+    float shift[2];
+    bool in_range = !masked;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = -INFINITY, least = INFINITY;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          largest = fmaxf(largest, scores_[4 * j + 2 * h + i]);
+          least = fminf(least, scores_[4 * j + 2 * h + i]);
+        }
+      }
+      const float maximum = quad_max(largest);
+      const bool none = maximum == -INFINITY;
+      shift[h] = none ? 0.0f : maximum;
+      in_range &= least - maximum >= -126.0f;
+      const float merged = fmaxf(maximum_[h], maximum);
+      old_weight_[h] = none ? 1.0f : exp2_fast(maximum_[h] - merged);
+      new_weight_[h] = none ? kSkip : exp2_fast(maximum - merged);
+      maximum_[h] = merged;
+    }
+    acquire(values);
+    if (__all_sync(0xFFFFFFFFu, in_range)) {
+      weigh_columns<true>(shift, values);
+    } else {
+      weigh_columns<false>(shift, values);
+    }
+  }
+
+  template <bool kInRange>  // no weight is zero or subnormal
+  __device__ void weigh_columns(const float (&shift)[2],
+                                const RingPlace<Layout::kSlots>& values) {
+    float sum[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int h = i % 4 / 2;
+      const float x = scores_[i] - shift[h];
+      scores_[i] = kInRange ? exp2_flushing(x) : exp2_fast(x);
+      sum[h][i % 2] += scores_[i];
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (new_weight_[h] == kSkip) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sum_[h][i] = fmaf(sum_[h][i], old_weight_[h], sum[h][i] * new_weight_[h]);
+      }
+    }
+    float up[2] = {1, 1};
+    if constexpr (kFp8) {
+      // Weights × value scales under a power of two of the row's own largest.
+      float top[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 scale = *reinterpret_cast<const float2*>(scales(values) + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& weight = scores_[4 * j + e];
+          const float product = weight * (e % 2 == 0 ? scale.x : scale.y);
+          weight = kInRange || weight != 0 ? product : 0.0f;
+          top[e / 2] = fmaxf(top[e / 2], weight);
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float largest = quad_max(top[h]);
+        const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+        const int power = largest == 0 ? 0 : max(-100, min(100, exponent));
+        up[h] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
+        const float down = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
+        // Both factors of the values are one where no product of theirs can be subnormal.
+        const bool one = power >= -60 && (new_weight_[h] >= 0x1p-60f || new_weight_[h] == 0);
+        down_[h] = one || new_weight_[h] == kSkip ? 1.0f : down;
+        if (one) new_weight_[h] *= down;
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &scores_[4 * (2 * step + r / 2) + 2 * (r % 2)];
+        weights_[step][r] = kFp8 ? pack_half(pair[0] * up[r % 2], pair[1] * up[r % 2])
+                                 : pack_bf16(pair[0], pair[1]);
+      }
+    }
+  }
+  __device__ static float exp2_flushing(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+  }
+
+  __device__ void fold_values(float (&acc)[32], int slab) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (new_weight_[h] == kSkip) continue;
+      if (kFp8 && down_[h] != 1) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          acc[4 * j + 2 * h] *= down_[h];
+          acc[4 * j + 2 * h + 1] *= down_[h];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int i = 4 * j + 2 * h; i < 4 * j + 2 * h + 2; ++i) {
+          out_[slab][i] = fmaf(out_[slab][i], old_weight_[h], acc[i] * new_weight_[h]);
+        }
+      }
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) maximum_[h] = -INFINITY, sum_[h][0] = 0, sum_[h][1] = 0;
+#pragma unroll
+    for (auto& slab : out_) {
+#pragma unroll
+      for (float& value : slab) value = 0;
+    }
+  }
+  // The chunk into the rows' totals, which lie in shared memory; the last leaves them in out_.
+  __device__ void fold_chunk(bool is_first, bool is_last) {
+    Fold fold_by[2];
+    bool none[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(sum_[h][0] + sum_[h][1]);
+      none[h] = maximum_[h] == -INFINITY;
+      if (none[h]) continue;
+      fold_by[h] = fold_of(total_maximum_[h], maximum_[h]);
+      total_maximum_[h] = fold_by[h].maximum;
+      total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
+    }
+    auto* totals = reinterpret_cast<float4*>(shared_ + Layout::kTotals) +
+                   group_ * (64 * kWidth / 4) + thread_;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float4& at = totals[(slab * 8 + j) * 128];
+        const float4 old = is_first ? float4{} : at;
+        float total[4] = {old.x, old.y, old.z, old.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!none[e / 2]) total[e] = fold(fold_by[e / 2], total[e], out_[slab][4 * j + e]);
+        }
+        if (is_last) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out_[slab][4 * j + e] = total[e];
+        } else {
+          at = float4{total[0], total[1], total[2], total[3]};
+        }
+      }
+    }
+    if (!is_last) clear();
+  }
+
+  __device__ void write(const PrefillItem<Layout>& item, int first_row) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(first_row, h);
+      if (row > item.last_row) continue;
+      const int64_t token = item.first_token + row / p_.group;
+      const int head = item.head * p_.group + row % p_.group;
+      Bf16* to = p_.out + token * p_.out_stride + head * kWidth + lane_ % 4 * 2;
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float* pair = &out_[slab][4 * j + 2 * h];
+          const uint32_t low = __bfloat16_as_ushort(to_bf16(__fdiv_rn(pair[0], total_sum_[h])));
+          const uint32_t high = __bfloat16_as_ushort(to_bf16(__fdiv_rn(pair[1], total_sum_[h])));
+          *reinterpret_cast<uint32_t*>(to + slab * 64 + j * 8) = low | high << 16;
+        }
+      }
+      if (p_.lse != nullptr && lane_ % 4 == 0) {
+        p_.lse[token * p_.lse_stride + head] =
+            (total_maximum_[h] + log2f(total_sum_[h])) * kLn2;
+      }
+    }
+  }
+};
+
+}  // namespace octet::cuda
