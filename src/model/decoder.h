@@ -52,8 +52,8 @@ class Decoder {
  private:
   void upload_batch(ops::Backend& backend, std::span<const BatchSequence> batch);
   void forward_layer(ops::Backend& backend, int64_t index, const LayerActivations& a,
-                     const tensor::TensorView& x, const tensor::TensorView& x_branch, KvStore& pages,
-                     const ForwardMode& mode);
+                     const tensor::TensorView& x, const tensor::TensorView& x_branch,
+                     KvStore& pages, const ForwardMode& mode);
   void backward_layer(ops::Backend& backend, int64_t index, const tensor::TensorView& d_x,
                       KvStore& pages);
   ops::AttentionBatch attention_batch() const;

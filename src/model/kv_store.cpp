@@ -9,8 +9,8 @@ using tensor::DType;
 KvStore::KvStore(tensor::Allocator& allocator, const io::ModelConfig& config, DType dtype,
                  int64_t num_pages)
     : dtype_(dtype), num_pages_(num_pages), references_(static_cast<size_t>(num_pages), 0) {
-  const tensor::Shape values{num_pages, kPageSize, config.num_key_value_heads, config.head_dim};
-  const tensor::Shape scales{num_pages, kPageSize, config.num_key_value_heads};
+  const tensor::Shape values{num_pages, config.num_key_value_heads, kPageSize, config.head_dim};
+  const tensor::Shape scales{num_pages, config.num_key_value_heads, kPageSize};
   const auto make = [&](DType type, const tensor::Shape& shape) {
     buffers_.push_back(allocator.allocate(type, shape, "KV pages"));
     return buffers_.back().view(type, shape);

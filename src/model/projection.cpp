@@ -26,9 +26,9 @@ ops::QuantizedOutput Projector::input_of(std::span<const LinearLayer> group, int
   if (!precision.fp8() || mode.shadow) return {};
   const int64_t width = group[0].weight->shape[1];
   const tensor::Granularity granularity = precision.activation_granularity();
-  const bool adapted =
-      mode.adapters &&
-      std::ranges::any_of(group, [](const LinearLayer& layer) { return !layer.lora.empty(); });
+  const bool adapted = mode.adapters && std::ranges::any_of(group, [](const LinearLayer& layer) {
+                         return !layer.lora.empty();
+                       });
   return {.out = {TensorView(scratch.codes.data, DType::kE4M3, {num_tokens, width}),
                   TensorView(scratch.scales.data, DType::kF32,
                              tensor::scale_shape(granularity, num_tokens, width)),

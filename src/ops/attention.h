@@ -10,13 +10,15 @@
 
 namespace octet::ops {
 
-// One layer's pages. k, v [num_pages, P, G, D] in BF16, F32 or E4M3; for E4M3 k_scale, v_scale
-// [num_pages, P, G] F32 (per token and head, from its own amax, by the one quantiser).
+// One layer's pages. k, v [num_pages, G, P, D] in BF16, F32 or E4M3: a head's tokens of a page lie
+// side by side; for E4M3 k_scale, v_scale [num_pages, G, P] F32 (per token and head, from its own
+// amax, by the one quantiser).
 struct KvCacheView {
   tensor::TensorView k, v;
   tensor::TensorView k_scale, v_scale;
 
-  int64_t page_size() const { return k.shape[1]; }
+  int64_t num_heads() const { return k.shape[1]; }
+  int64_t page_size() const { return k.shape[2]; }
 };
 
 // Writes k, v [T, G, D] (BF16|F32, first axis may be strided) of token t to slot slots[t] = page ×

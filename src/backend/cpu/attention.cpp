@@ -39,7 +39,7 @@ void check_cache(std::string_view op, const ops::KvCacheView& cache) {
     }
   }
   const int64_t width = cache.k.shape[3];
-  if (cache.k.shape[1] < 1 || cache.k.shape[2] < 1 || width < 2 || width > kMaxHeadWidth ||
+  if (cache.num_heads() < 1 || cache.page_size() < 1 || width < 2 || width > kMaxHeadWidth ||
       width % 2 != 0) {
     fail(op, "the cache must have pages, heads and an even head width up to {}, but is {}",
          kMaxHeadWidth, cache.k.shape.to_string());
@@ -57,7 +57,7 @@ void check_query(std::string_view op, const TensorView& q, const ops::KvCacheVie
   check_cache(op, cache);
   require_rank(op, "q", q, 3, 3);
   require_float(op, "q", q);
-  const int64_t num_heads = q.shape[1], kv_heads = cache.k.shape[2];
+  const int64_t num_heads = q.shape[1], kv_heads = cache.num_heads();
   if (num_heads < 1 || num_heads % kv_heads != 0 || q.shape[2] != cache.k.shape[3]) {
     fail(op, "q {} does not fit {} key/value heads of width {}", q.shape.to_string(), kv_heads,
          cache.k.shape[3]);
@@ -101,12 +101,12 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
 void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
                   const TensorView& cache, const TensorView& scales, int64_t slot,
                   ops::QuantizeCounters& counters) {
-  const int64_t page = slot / cache.shape[1], offset = slot % cache.shape[1];
-  const int64_t num_heads = cache.shape[2], width = cache.shape[3];
+  const int64_t num_heads = cache.shape[1], page_size = cache.shape[2], width = cache.shape[3];
+  const int64_t page = slot / page_size, offset = slot % page_size;
   float values[kMaxHeadWidth];
   for (int64_t g = 0; g < num_heads; ++g) {
-    const int64_t head = offset * num_heads + g;
-    const int64_t at = page * cache.row_stride + head * width;
+    const int64_t row = g * page_size + offset;
+    const int64_t at = page * cache.row_stride + row * width;
     if (cache.dtype == DType::kF32) {
       load_row(codec, x, token, g * width, width, cache.as<float>() + at);
     } else if (cache.dtype == DType::kBF16) {
@@ -117,7 +117,7 @@ void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
       const float scale =
           scale_of(codec.largest(values, width), cache.dtype, tensor::ScaleFormat::kF32);
       codec.encode(values, width, scale, cache.dtype, cache.as<uint8_t>() + at, counters);
-      scales.row<float>(page)[head] = scale;
+      scales.row<float>(page)[row] = scale;
     }
   }
 }
@@ -127,14 +127,13 @@ void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
 void kv_append(Context& context, const ops::KvAppendArgs& args) {
   constexpr std::string_view kOp = "kv_append";
   check_cache(kOp, args.cache);
-  const Shape& cache_shape = args.cache.k.shape;
   const int64_t num_tokens = args.k.rows();
-  const Shape shape{num_tokens, cache_shape[2], cache_shape[3]};
+  const Shape shape{num_tokens, args.cache.num_heads(), args.cache.k.shape[3]};
   require_shape(kOp, "k", args.k, shape);
   require_float(kOp, "k", args.k);
   check_heads(kOp, "v", args.v, args.k.dtype, shape);
   require_vector(kOp, "slots", args.slots, DType::kI32, num_tokens);
-  const int64_t num_slots = cache_shape[0] * cache_shape[1];
+  const int64_t num_slots = args.cache.k.shape[0] * args.cache.page_size();
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int32_t slot = *args.slots.row<int32_t>(t);
     if (slot < -1 || slot >= num_slots) {
@@ -169,10 +168,14 @@ void kv_copy(Context&, const ops::KvCopyArgs& args) {
   for (const TensorView* view :
        {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
     if (!quantized && (view == &args.cache.k_scale || view == &args.cache.v_scale)) continue;
-    const int64_t token_elements = view->row_elements() / args.cache.page_size();
-    std::memcpy(
-        row_at(*view, args.destination), row_at(*view, args.source),
-        static_cast<size_t>(args.num_tokens * token_elements * tensor::dtype_bytes(view->dtype)));
+    const int64_t head_bytes =
+        view->row_elements() / args.cache.num_heads() * tensor::dtype_bytes(view->dtype);
+    const int64_t copied = head_bytes / args.cache.page_size() * args.num_tokens;
+    auto* to = static_cast<char*>(row_at(*view, args.destination));
+    const auto* from = static_cast<const char*>(row_at(*view, args.source));
+    for (int64_t at = 0; at < args.cache.num_heads() * head_bytes; at += head_bytes) {
+      std::memcpy(to + at, from + at, static_cast<size_t>(copied));
+    }
   }
 }
 
@@ -188,7 +191,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
 
   // Items: blocks of query tokens, of every sequence, times key/value heads. How a block is cut
   // has no part in the bytes.
-  const int64_t kv_heads = args.cache.k.shape[2], width = args.q.shape[2];
+  const int64_t kv_heads = args.cache.num_heads(), width = args.q.shape[2];
   const int64_t group = num_heads / kv_heads;
   const int64_t block = std::clamp<int64_t>(64 / group, 1, 32);
   const int64_t num_sequences = args.batch.page_table.shape[0];
@@ -232,7 +235,7 @@ void attention_backward(Context& context, const ops::AttentionBackwardArgs& args
   constexpr std::string_view kOp = "attention_backward";
   check_query(kOp, args.q, args.cache);
   const int64_t num_tokens = args.q.shape[0], num_heads = args.q.shape[1], width = args.q.shape[2];
-  const int64_t kv_heads = args.cache.k.shape[2];
+  const int64_t kv_heads = args.cache.num_heads();
   const DType dtype = args.q.dtype;
   check_heads(kOp, "out", args.out, dtype, args.q.shape);
   check_heads(kOp, "dout", args.dout, dtype, args.q.shape);

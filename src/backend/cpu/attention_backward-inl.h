@@ -25,7 +25,7 @@ void attention_backward_item(const ops::AttentionBackwardArgs& args, const Atten
   const size_t lanes = hn::Lanes(d);
   const auto width = static_cast<size_t>(args.q.shape[2]);
   const size_t padded = padded_width(width);
-  const auto group = static_cast<size_t>(args.q.shape[1] / args.cache.k.shape[2]);
+  const auto group = static_cast<size_t>(args.q.shape[1] / args.cache.num_heads());
   const size_t max_rows = group * static_cast<size_t>(block);
   const auto length = static_cast<size_t>(item.num_tokens);
   const size_t first_head = static_cast<size_t>(item.kv_head) * group;

@@ -83,7 +83,7 @@ void attention_item(const ops::AttentionArgs& args, const AttentionItem& item, f
   const FloatTag d;
   const auto width = static_cast<size_t>(args.q.shape[2]);
   const size_t padded = padded_width(width);
-  const auto group = static_cast<size_t>(args.q.shape[1] / args.cache.k.shape[2]);
+  const auto group = static_cast<size_t>(args.q.shape[1] / args.cache.num_heads());
   const size_t rows = group * static_cast<size_t>(item.num_tokens);
   const int64_t first_head = item.kv_head * static_cast<int64_t>(group);
   const auto element_bytes = static_cast<size_t>(tensor::dtype_bytes(args.q.dtype));

@@ -121,7 +121,7 @@ HWY_INLINE void narrow_row_any(DType dtype, const float* x, size_t n, void* to) 
 HWY_INLINE void load_tile(const TensorView& cache, const TensorView& scales,
                           const AttentionItem& item, size_t tile_begin, size_t begin, size_t end,
                           float* tile) {
-  const int64_t page_size = cache.shape[1], num_heads = cache.shape[2];
+  const int64_t page_size = cache.shape[2];
   const auto width = static_cast<size_t>(cache.shape[3]);
   const size_t padded = padded_width(width);
   for (size_t j = 0; j < kTile; ++j) {
@@ -133,7 +133,7 @@ HWY_INLINE void load_tile(const TensorView& cache, const TensorView& scales,
     }
     const auto p = static_cast<int64_t>(position);
     const int64_t page = item.pages[p / page_size];
-    const int64_t slot = (p % page_size) * num_heads + item.kv_head;
+    const int64_t slot = item.kv_head * page_size + p % page_size;
     const int64_t at = page * cache.row_stride + slot * cache.shape[3];
     if (cache.dtype == DType::kE4M3) {
       const float scale = scales.row<float>(page)[slot];

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int index = row + 8 * h;
-    const float sum = quad_sum(state.sum[h]);
+    const float sum = state.total(h);
     if (index >= p.group) continue;
     float* to = partial_of<kWidth>(p, sequence, head * p.group + index, num_heads, chunk);
     if (lane % 4 == 0) {
@@ -154,7 +154,6 @@ __global__ void __launch_bounds__(kWidth) fold_kernel(const __grid_constant__ Pr
   float maximum = -INFINITY, sum = 0, out = 0;
   for (int chunk = first_key / kChunkKeys; chunk * kChunkKeys < limit; ++chunk) {
     const float* from = partial_of<kWidth>(p, sequence, head, gridDim.x, chunk);
-    if (from[0] == -INFINITY) continue;
     const Fold f = fold_of(maximum, from[0]);
     maximum = f.maximum;
     sum = fold(f, sum, from[1]);
@@ -252,8 +251,7 @@ __global__ void __launch_bounds__(32 * kWarps) tiles_kernel(const __grid_constan
     if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float chunk_sum = quad_sum(state.sum[h]);
-        if (state.maximum[h] == -INFINITY) continue;
+        const float chunk_sum = state.total(h);
         const Fold f = fold_of(maximum[h], state.maximum[h]);
         maximum[h] = f.maximum;
         sum[h] = fold(f, sum[h], chunk_sum);
@@ -338,7 +336,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   require_like(kOp, "out", args.out, args.q);
   const int64_t num_tokens = args.q.shape[0], num_heads = args.q.shape[1], width = args.q.shape[2];
   const Shape& cache = args.cache.k.shape;
-  const int64_t kv_heads = cache[2];
+  const int64_t kv_heads = args.cache.num_heads(), page_size = args.cache.page_size();
   if (num_heads < 1 || num_heads % kv_heads != 0 || width != cache[3]) {
     fail(kOp, "q {} does not fit {} key/value heads of width {}", args.q.shape.to_string(),
          kv_heads, cache[3]);
@@ -348,8 +346,8 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     fail(kOp, "on CUDA the head width must be a multiple of {} with this cache, but is {}",
          fp8 ? 16 : 8, width);
   }
-  if ((cache[1] & (cache[1] - 1)) != 0 || cache[1] < 8) {
-    fail(kOp, "on CUDA the page size must be a power of two from 8 up, but is {}", cache[1]);
+  if ((page_size & (page_size - 1)) != 0 || page_size < 8) {
+    fail(kOp, "on CUDA the page size must be a power of two from 8 up, but is {}", page_size);
   }
   if (!args.lse.empty()) {
     require_dtype(kOp, "lse", args.lse, {DType::kF32});
@@ -376,7 +374,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   p.keys.pages = args.batch.page_table.as<int32_t>();
   p.keys.page_stride = args.cache.k.row_stride;
   p.keys.scale_page_stride = args.cache.k_scale.row_stride;
-  while ((int64_t{1} << p.keys.page_shift) < cache[1]) ++p.keys.page_shift;
+  while ((int64_t{1} << p.keys.page_shift) < page_size) ++p.keys.page_shift;
   p.keys.num_pages = static_cast<int>(cache[0]);
   p.keys.max_pages = static_cast<int>(args.batch.page_table.shape[1]);
   p.keys.heads = static_cast<int>(kv_heads);

@@ -72,11 +72,12 @@ __global__ void gather_kernel(const __grid_constant__ Problem p,
   if (page < 0 || page >= cache.num_pages) return;
   const int row = p.kv_heads * p.width;
   for (int i = threadIdx.x; i < row; i += kThreads) {
-    const int64_t at = page * cache.stride + int64_t{slot} * row + i;
+    const int64_t at_row = i / p.width * cache.page_size + slot;
+    const int64_t at = page * cache.stride + at_row * p.width + i % p.width;
     float value = 0;
     if (cache.fp8) {
       value = decode_fp8<false>(static_cast<const uint8_t*>(cache.data)[at]) *
-              cache.scales[page * cache.scale_stride + slot * p.kv_heads + i / p.width];
+              cache.scales[page * cache.scale_stride + at_row];
     } else {
       value = load(static_cast<const Bf16*>(cache.data) + at);
     }
@@ -202,7 +203,7 @@ Cache cache_of(const TensorView& data, const TensorView& scales, const TensorVie
           scales.as<float>(),
           data.row_stride,
           scales.row_stride,
-          static_cast<int>(data.shape[1]),
+          static_cast<int>(data.shape[2]),
           static_cast<int>(data.shape[0]),
           static_cast<int>(page_table.shape[1]),
           data.dtype == DType::kE4M3};
@@ -216,7 +217,7 @@ void attention_backward(Context& context, const ops::AttentionBackwardArgs& args
   require_rank(kOp, "q", args.q, 3, 3);
   require_dtype(kOp, "q", args.q, {DType::kBF16});
   const int64_t num_tokens = args.q.shape[0], num_heads = args.q.shape[1], width = args.q.shape[2];
-  const int64_t kv_heads = args.cache.k.shape[2];
+  const int64_t kv_heads = args.cache.num_heads();
   if (num_heads < 1 || num_heads % kv_heads != 0 || width != args.cache.k.shape[3]) {
     fail(kOp, "q {} does not fit {} key/value heads of width {}", args.q.shape.to_string(),
          kv_heads, args.cache.k.shape[3]);

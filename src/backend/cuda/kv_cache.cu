@@ -17,7 +17,8 @@ void require_cache(std::string_view op, const ops::KvCacheView& cache) {
   require_dtype(op, "cache.k", cache.k, {DType::kBF16, DType::kE4M3});
   require_like(op, "cache.v", cache.v, cache.k);
   const int64_t width = cache.k.shape[3];
-  if (cache.k.shape[1] < 1 || cache.k.shape[2] < 1 || width < 2 || width > 256 || width % 2 != 0) {
+  if (cache.num_heads() < 1 || cache.page_size() < 1 || width < 2 || width > 256 ||
+      width % 2 != 0) {
     fail(op, "the cache must have pages, heads and an even head width up to 256, but is {}",
          cache.k.shape.to_string());
   }
@@ -56,7 +57,7 @@ __global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t 
       const bool is_key = blockIdx.y == 0;
       const T* from = (is_key ? k + token * k_stride : v + token * v_stride) + head * width;
       const Pages& pages = is_key ? k_pages : v_pages;
-      const int64_t page = slot / page_size, row = slot % page_size * heads + head;
+      const int64_t page = slot / page_size, row = head * page_size + slot % page_size;
       const int64_t at = page * pages.stride + row * width;
       const int lane = static_cast<int>(threadIdx.x) * kVector;
       float values[kVector];
@@ -103,7 +104,7 @@ void kv_append(Context& context, const ops::KvAppendArgs& args) {
   constexpr std::string_view kOp = "kv_append";
   require_cache(kOp, args.cache);
   const Shape& cache = args.cache.k.shape;
-  const int64_t num_tokens = args.k.rows(), heads = cache[2], width = cache[3];
+  const int64_t num_tokens = args.k.rows(), heads = cache[1], width = cache[3];
   require_shape(kOp, "k", args.k, Shape{num_tokens, heads, width});
   require_float(kOp, "k", args.k);
   require_like(kOp, "v", args.v, args.k);
@@ -121,9 +122,9 @@ void kv_append(Context& context, const ops::KvAppendArgs& args) {
                             : (vectors ? append_kernel<T, false, 4> : append_kernel<T, false, 1>);
     kernel<<<grid, block, 0, context.stream()>>>(
         args.k.as<T>(), args.k.row_stride, args.v.as<T>(), args.v.row_stride,
-        args.slots.as<int32_t>(), cache[0] * cache[1], num_tokens * heads,
+        args.slots.as<int32_t>(), cache[0] * cache[2], num_tokens * heads,
         pages_of(args.cache.k, args.cache.k_scale), pages_of(args.cache.v, args.cache.v_scale),
-        cache[1], heads, width, context.counters());
+        cache[2], heads, width, context.counters());
   };
   args.k.dtype == DType::kBF16 ? launch(Bf16()) : launch(0.0f);
   check_launch(kOp);
@@ -145,11 +146,14 @@ void kv_copy(Context& context, const ops::KvCopyArgs& args) {
     if (view->empty()) continue;
     const int64_t element_bytes = tensor::dtype_bytes(view->dtype);
     const int64_t page_bytes = view->row_stride * element_bytes;
-    const int64_t token_bytes = view->row_elements() / page_size * element_bytes;
-    check(cudaMemcpyAsync(view->as<char>() + args.destination * page_bytes,
-                          view->as<char>() + args.source * page_bytes,
-                          static_cast<size_t>(args.num_tokens * token_bytes),
-                          cudaMemcpyDeviceToDevice, context.stream()),
+    const auto head_bytes =
+        static_cast<size_t>(view->row_elements() / args.cache.num_heads() * element_bytes);
+    const auto token_bytes = head_bytes / static_cast<size_t>(page_size);
+    check(cudaMemcpy2DAsync(view->as<char>() + args.destination * page_bytes, head_bytes,
+                            view->as<char>() + args.source * page_bytes, head_bytes,
+                            static_cast<size_t>(args.num_tokens) * token_bytes,
+                            static_cast<size_t>(args.cache.num_heads()), cudaMemcpyDeviceToDevice,
+                            context.stream()),
           kOp);
   }
 }

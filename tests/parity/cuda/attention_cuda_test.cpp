@@ -160,15 +160,17 @@ TEST_F(AttentionCuda, CopiesPages) {
   const AttentionRun run = run_attention(cpu(), p, sequences, {whole(sequences)});
   const ops::KvCacheView cache = run.cache.view();
   gpu().kv_copy({.cache = cache, .source = 0, .destination = 3, .num_tokens = 11});
-  const int64_t token = p.kv_heads * p.width;
-  EXPECT_EQ(
-      std::memcmp(cache.k.row<char>(0), cache.k.row<char>(3), static_cast<size_t>(11 * token)), 0);
-  EXPECT_NE(std::memcmp(cache.k.row<char>(0) + 11 * token, cache.k.row<char>(3) + 11 * token,
-                        static_cast<size_t>(token)),
-            0);
-  EXPECT_EQ(std::memcmp(cache.v_scale.row<float>(0), cache.v_scale.row<float>(3),
-                        static_cast<size_t>(11 * p.kv_heads * 4)),
-            0);
+  const auto equal = [](const char* a, const char* b, int64_t bytes) {
+    return std::memcmp(a, b, static_cast<size_t>(bytes)) == 0;
+  };
+  for (int64_t head = 0; head < p.kv_heads; ++head) {
+    const int64_t row = head * p.page_size, at = row * p.width, copied = 11 * p.width;
+    const char *from = cache.k.row<char>(0) + at, *to = cache.k.row<char>(3) + at;
+    EXPECT_TRUE(equal(from, to, copied));
+    EXPECT_FALSE(equal(from + copied, to + copied, p.width));
+    EXPECT_TRUE(equal(reinterpret_cast<const char*>(cache.v_scale.row<float>(0) + row),
+                      reinterpret_cast<const char*>(cache.v_scale.row<float>(3) + row), 11 * 4));
+  }
 }
 
 // Codes and scales of appended keys and values: bytes equal to the oracle's.

@@ -69,15 +69,15 @@ class PagedCache {
       for (int64_t i = 0; i < pages(s.length); ++i) table[static_cast<size_t>(i)] = order[next++];
       tables_.push_back(table);
     }
-    const Shape shape{num_pages, p.page_size, p.kv_heads, p.width};
+    const Shape shape{num_pages, p.kv_heads, p.page_size, p.width};
     k_ = Array(p.cache, shape);
     v_ = Array(p.cache, shape);
     // What nobody wrote must not be read: not-a-number in every format.
     std::memset(k_.view().data, 0xFF, k_.bytes().size());
     std::memset(v_.view().data, 0xFF, v_.bytes().size());
     if (p.cache == DType::kE4M3) {
-      k_scale_ = Array(DType::kF32, Shape{num_pages, p.page_size, p.kv_heads});
-      v_scale_ = Array(DType::kF32, Shape{num_pages, p.page_size, p.kv_heads});
+      k_scale_ = Array(DType::kF32, Shape{num_pages, p.kv_heads, p.page_size});
+      v_scale_ = Array(DType::kF32, Shape{num_pages, p.kv_heads, p.page_size});
     }
   }
 
@@ -90,7 +90,9 @@ class PagedCache {
   }
   // The decoded value the cache holds.
   double value(bool is_key, size_t sequence, int64_t position, int64_t head, int64_t i) const {
-    const int64_t row = slot(sequence, position) * problem_.kv_heads + head;
+    const int64_t page = tables_[sequence][static_cast<size_t>(position / problem_.page_size)];
+    const int64_t row =
+        (page * problem_.kv_heads + head) * problem_.page_size + position % problem_.page_size;
     const double code = (is_key ? k_ : v_).get(row * problem_.width + i);
     if (problem_.cache != DType::kE4M3) return code;
     const float scale = (is_key ? k_scale_ : v_scale_).view().as<float>()[row];

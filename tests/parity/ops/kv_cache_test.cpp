@@ -42,9 +42,9 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
         values[i] = hostile[random.next_below(static_cast<uint32_t>(hostile.size()))];
       }
     }
-    const Shape pages{5, 16, kHeads, width};
+    const Shape pages{5, kHeads, 16, width};
     const Array ck(DType::kE4M3, pages), cv(DType::kE4M3, pages);
-    const Array sk(DType::kF32, Shape{5, 16, kHeads}), sv(DType::kF32, Shape{5, 16, kHeads});
+    const Array sk(DType::kF32, Shape{5, kHeads, 16}), sv(DType::kF32, Shape{5, kHeads, 16});
     std::vector<int32_t> slots;
     for (int32_t t = 0; t < kTokens; ++t) slots.push_back(t == 3 ? -1 : 79 - 2 * t);
     backend_->kv_append({.k = k, .v = v, .slots = Array(slots), .cache = {ck, cv, sk, sv}});
@@ -53,7 +53,8 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
       if (slots[static_cast<size_t>(t)] < 0) continue;
       for (int64_t h = 0; h < kHeads; ++h) {
         const int64_t from = t * kHeads + h;
-        const int64_t to = slots[static_cast<size_t>(t)] * kHeads + h;
+        const int64_t slot = slots[static_cast<size_t>(t)];
+        const int64_t to = (slot / 16 * kHeads + h) * 16 + slot % 16;
         for (const auto& [x, codes, scales] :
              {std::tuple(&k, &ck, &sk), std::tuple(&v, &cv, &sv)}) {
           std::vector<uint8_t> expected(static_cast<size_t>(width));
@@ -72,37 +73,39 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
 TEST_P(KvCacheTest, AppendRoundsOnceAndLeavesOtherSlots) {
   const Array k = random_array(DType::kF32, Shape{2, 2, 6}, 1, 1, 5);
   const Array v = random_array(DType::kF32, Shape{2, 2, 6}, 2);
-  const Array ck(DType::kBF16, Shape{2, 4, 2, 6}), cv(DType::kBF16, Shape{2, 4, 2, 6});
+  const Array ck(DType::kBF16, Shape{2, 2, 4, 6}), cv(DType::kBF16, Shape{2, 2, 4, 6});
   backend_->kv_append({.k = k, .v = v, .slots = Array({6, -1}), .cache = {ck, cv, {}, {}}});
   for (int64_t i = 0; i < 2 * 4 * 12; ++i) {
-    const bool written = i / 12 == 6;
-    EXPECT_EQ(ck.get(i), written ? tensor::round_bf16(static_cast<float>(k.get(i % 12))) : 0);
-    EXPECT_EQ(cv.get(i), written ? tensor::round_bf16(static_cast<float>(v.get(i % 12))) : 0);
+    const int64_t page = i / 48, head = i / 24 % 2, offset = i / 6 % 4, from = head * 6 + i % 6;
+    const bool written = page == 1 && offset == 2;
+    EXPECT_EQ(ck.get(i), written ? tensor::round_bf16(static_cast<float>(k.get(from))) : 0);
+    EXPECT_EQ(cv.get(i), written ? tensor::round_bf16(static_cast<float>(v.get(from))) : 0);
   }
 }
 
 TEST_P(KvCacheTest, CopyTakesTheFirstTokens) {
-  const Shape pages{3, 4, 2, 6};
+  const Shape pages{3, 2, 4, 6};
   Array k(DType::kE4M3, pages), v(DType::kE4M3, pages);
   for (int64_t i = 0; i < k.view().num_elements(); ++i) {
     k.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 100);
     v.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 90);
   }
-  const Array ks = random_array(DType::kF32, Shape{3, 4, 2}, 1);
-  const Array vs = random_array(DType::kF32, Shape{3, 4, 2}, 2);
+  const Array ks = random_array(DType::kF32, Shape{3, 2, 4}, 1);
+  const Array vs = random_array(DType::kF32, Shape{3, 2, 4}, 2);
   const std::vector<double> before[] = {k.values(), v.values(), ks.values(), vs.values()};
   backend_->kv_copy({.cache = {k, v, ks, vs}, .source = 2, .destination = 0, .num_tokens = 3});
   const std::vector<double> after[] = {k.values(), v.values(), ks.values(), vs.values()};
   for (int array = 0; array < 4; ++array) {
-    const size_t token = array < 2 ? 12 : 2;
+    const size_t width = array < 2 ? 6 : 1;
     for (size_t i = 0; i < before[array].size(); ++i) {
-      EXPECT_EQ(after[array][i], before[array][i < 3 * token ? i + 8 * token : i]);
+      const bool copied = i < 8 * width && i / width % 4 < 3;
+      EXPECT_EQ(after[array][i], before[array][copied ? i + 16 * width : i]);
     }
   }
 }
 
 TEST_P(KvCacheTest, BadInputIsRefused) {
-  const Array cache(DType::kF32, Shape{2, 16, 2, 8});
+  const Array cache(DType::kF32, Shape{2, 2, 16, 8});
   const ops::KvCacheView view{cache, cache, {}, {}};
   const Array q(DType::kF32, Shape{3, 4, 8}), out(DType::kF32, Shape{3, 4, 8});
   const Array kv(DType::kF32, Shape{3, 2, 8});

@@ -1,5 +1,15 @@
-// What every path of the attention forward shares, and what fixes a row's bytes: tiles of 64 keys
-// within chunks of 256, each chunk from a fresh maximum, chunks folded in order.
+// What every path of the attention forward shares, and what fixes a row's bytes: tiles of 64 keys,
+// each by itself (maximum, sums, values), folded in order into chunks of 256, and those in order
+// into the row. So any kernel may compute any tile or chunk anywhere.
+//
+//   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
+//   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order
+//   BF16:  value = an FP32 chain over the tile's keys of bf16(p) × v
+//   FP8:   weight = p × value scale; up = the power of two that brings the row's largest weight
+//   into
+//          [1, 2); value = 1 / up × a chain over fp16(weight × up) × v
+//   fold of two states: M = max; old × 2^(M_old − M) + new × 2^(m − M), for value and every s_r
+//   a chunk's sum = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
 //
 // Keys and values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so that
 // the loads below touch every bank once. The contraction runs over the head width in an order that
@@ -29,15 +39,17 @@ struct KeySource {
   int heads, head, width;  // width ≤ kWidth, the rest is zeros
 };
 
-// Running state of softmax over some keys for the two rows of a lane; maximum in units of log 2.
+// State of softmax over the tiles of a chunk for the two rows of a lane; maximum in units of log 2.
 template <int kWidth>
 struct RowState {
-  float maximum[2], sum[2];
-  float out[kWidth / 8][4];  // [n-tile][C register]
+  float maximum[2], sum[2][2];  // sum[row][e]: of the keys with key % 8 = 2 (lane % 4) + e
+  float out[kWidth / 8][4];     // [n-tile][C register]
 
+  // The chunk's sum over all keys.
+  __device__ float total(int h) const { return quad_sum(sum[h][0] + sum[h][1]); }
   __device__ void clear() {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) maximum[h] = -INFINITY, sum[h] = 0;
+    for (int h = 0; h < 2; ++h) maximum[h] = -INFINITY, sum[h][0] = sum[h][1] = 0;
 #pragma unroll
     for (auto& tile : out) {
 #pragma unroll
@@ -46,11 +58,12 @@ struct RowState {
   }
 };
 
-// The weights of what was and of what is added, when two maxima meet.
+// The weights of what was and of what is added, when two maxima meet; what saw no key weighs 0.
 struct Fold {
   float maximum, old_weight, new_weight;
 };
 __device__ inline Fold fold_of(float old_maximum, float new_maximum) {
+  if (new_maximum == -INFINITY) return {old_maximum, 1.0f, 0.0f};
   const float maximum = fmaxf(old_maximum, new_maximum);
   return {maximum, exp2_fast(old_maximum - maximum), exp2_fast(new_maximum - maximum)};
 }
@@ -86,8 +99,9 @@ struct AttentionTile {
       if (table >= source.max_pages || table << source.page_shift >= limit) return;
       const int page = source.pages[table];
       if (page < 0 || page >= source.num_pages) return;
-      row_base = (page * source.page_stride + int64_t{source.head} * source.width) * kElementBytes;
-      scale_base = page * source.scale_page_stride + source.head;
+      const int64_t row = int64_t{source.head} << source.page_shift;
+      row_base = (page * source.page_stride + row * source.width) * kElementBytes;
+      scale_base = page * source.scale_page_stride + row;
     }
   };
 
@@ -99,7 +113,7 @@ struct AttentionTile {
     const char* data = kKeys ? source.k : source.v;
     const uint32_t tile = stage + (kKeys ? 0 : kTileBytes);
     const int mask = (1 << source.page_shift) - 1;
-    const int row_bytes = source.width * kElementBytes, slot_bytes = source.heads * row_bytes;
+    const int row_bytes = source.width * kElementBytes;
 #pragma unroll 4
     for (int i = 0; i < kTileKeys * kPieces / (32 * kWarps); ++i) {
       const int index = (i * kWarps + warp) * 32 + lane;
@@ -107,7 +121,7 @@ struct AttentionTile {
       const int64_t base =
           __shfl_sync(0xFFFFFFFFu, window.row_base, (position >> source.page_shift) - window.first);
       const bool inside = base >= 0 && position < limit && piece * 16 < row_bytes;
-      const char* from = inside ? data + base + (position & mask) * slot_bytes + piece * 16 : data;
+      const char* from = inside ? data + base + (position & mask) * row_bytes + piece * 16 : data;
       const int to = kKeys ? key_piece(row, piece) : value_piece(row, piece);
       copy_async_16(tile + row * kRowBytes + to * 16, from, inside);
     }
@@ -121,9 +135,7 @@ struct AttentionTile {
           const int64_t base = __shfl_sync(0xFFFFFFFFu, window.scale_base,
                                            (position >> source.page_shift) - window.first);
           const bool inside = base >= 0 && position < limit;
-          copy_async_4(to + row * 4,
-                       scales + (inside ? base + int64_t{position & mask} * source.heads : 0),
-                       inside);
+          copy_async_4(to + row * 4, scales + (inside ? base + (position & mask) : 0), inside);
         }
       }
     }
@@ -176,9 +188,9 @@ struct AttentionTile {
 
   // What of a tile is between its keys and its values.
   struct Scores {
-    float weights[kTileKeys / 8]
-                 [4];     // C register e of n-tile j: row e / 2, column 8 j + 2 t + e % 2
-    float old_weight[2];  // of what the state held
+    // C register e of n-tile j: row e / 2, column 8 j + 2 t + e % 2
+    float weights[kTileKeys / 8][4];
+    Fold fold[2];
   };
 
   // Queries times keys, in `scores.weights`.
@@ -212,7 +224,7 @@ struct AttentionTile {
     }
   }
 
-  // From scores to softmax weights; maximum and sum of `state` move on. Row h of the lane sees the
+  // From scores to softmax weights; maximum and sums of `state` move on. Row h of the lane sees the
   // columns [first[h], last[h]] of the tile; `factor` is the softmax scale × log2 e × unscale.
   __device__ static void weigh(const char* stage, int lane, const int (&first)[2],
                                const int (&last)[2], const float (&factor)[2],
@@ -220,7 +232,6 @@ struct AttentionTile {
     const int t = lane % 4;
     [[maybe_unused]] const auto* k_scales = reinterpret_cast<const float*>(stage + 2 * kTileBytes);
     auto& scores = result.weights;
-    auto& old_weight = result.old_weight;
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
@@ -235,23 +246,26 @@ struct AttentionTile {
         largest[h] = fmaxf(largest[h], score);
       }
     }
-    float shift[2];
+    float shift[2], sum[2][2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float maximum = fmaxf(state.maximum[h], quad_max(largest[h]));
-      const bool none = maximum == -INFINITY;  // nothing seen yet
-      shift[h] = none ? 0.0f : maximum;
-      old_weight[h] = none ? 1.0f : exp2_fast(state.maximum[h] - maximum);
-      state.maximum[h] = maximum;
-      state.sum[h] *= old_weight[h];
+      largest[h] = quad_max(largest[h]);
+      shift[h] = largest[h] == -INFINITY ? 0.0f : largest[h];
+      result.fold[h] = fold_of(state.maximum[h], largest[h]);
+      state.maximum[h] = result.fold[h].maximum;
     }
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         scores[j][e] = exp2_fast(scores[j][e] - shift[e / 2]);
-        state.sum[e / 2] += scores[j][e];
+        sum[e / 2][e % 2] += scores[j][e];
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& total = state.sum[i / 2][i % 2];
+      total = fold(result.fold[i / 2], total, sum[i / 2][i % 2]);
     }
   }
 
@@ -260,7 +274,6 @@ struct AttentionTile {
                                     RowState<kWidth>& state) {
     const int g = lane / 4, t = lane % 4;
     auto& scores = result.weights;
-    const auto& old_weight = result.old_weight;
     [[maybe_unused]] const float* v_scales =
         reinterpret_cast<const float*>(stage + 2 * kTileBytes) + kTileKeys;
     const char* values = stage + kTileBytes;
@@ -272,8 +285,7 @@ struct AttentionTile {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int column = 8 * j + 2 * t + e % 2;
-          const float scale = scores[j][e] == 0 ? 0.0f : v_scales[column];
-          scores[j][e] *= scale;
+          scores[j][e] *= v_scales[column];
           top[e / 2] = fmaxf(top[e / 2], scores[j][e]);
         }
       }
@@ -322,7 +334,7 @@ struct AttentionTile {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             float& out = state.out[4 * group + i][e];
-            out = fmaf(tile[i][e], down[e / 2], out * old_weight[e / 2]);
+            out = fold(result.fold[e / 2], out, tile[i][e] * down[e / 2]);
           }
         }
       }
@@ -338,11 +350,7 @@ struct AttentionTile {
       }
 #pragma unroll
       for (int group = 0; group < kWidth / 16; ++group) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) state.out[2 * group + i][e] *= old_weight[e / 2];
-        }
+        float tile[2][4] = {};
 #pragma unroll
         for (int step = 0; step < kTileKeys / 16; ++step) {
           uint32_t b[2][2];
@@ -358,7 +366,15 @@ struct AttentionTile {
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            mma_16x8x16<false>(state.out[2 * group + i], p[step], b[i][0], b[i][1]);
+            mma_16x8x16<false>(tile[i], p[step], b[i][0], b[i][1]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& out = state.out[2 * group + i][e];
+            out = fold(result.fold[e / 2], out, tile[i][e]);
           }
         }
       }
