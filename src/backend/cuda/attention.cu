@@ -1,11 +1,13 @@
 // The attention forward. A sequence with one new token goes to the chunks' kernel, a warp to each
-// chunk of its keys, and then to the one that folds them; all others go to the tiles' kernel, which
-// walks the chunks in one block of four warps. Both do the same arithmetic, row by row.
+// chunk of its keys, and then to the one that folds them; all others go to attention_prefill.cu, or,
+// for heads that it does not take, to the tiles' kernel, which walks the chunks in one block of four
+// warps. All do the same arithmetic, row by row.
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/attention_prefill.h"
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/attention_tile.cuh"
+#include "backend/cuda/device/attention_problem.cuh"
 #include "backend/cuda/kv_cache.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
@@ -21,20 +23,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kMaxGroup = 16;  // query heads of one key/value head that a warp's rows hold
 
-struct Problem {
-  const Bf16* q;
-  int64_t q_stride;
-  Bf16* out;
-  int64_t out_stride;
-  float* lse;  // or null
-  int64_t lse_stride;
-  KeySource keys;  // of page table row 0 and head 0
-  int64_t table_stride;
-  const int32_t* query_offsets;
-  const int32_t* context_lengths;
-  int num_sequences, group, window;
-  bool chunked;  // sequences of one token go to the chunks' kernel
-  float factor;  // softmax scale × log2 e
+struct Problem : AttentionProblem {
   float* partial;
   int num_chunks;
 };
@@ -320,6 +309,10 @@ void launch(Context& context, Problem& p, int64_t num_tokens, const ops::Attenti
         <<<dim3(heads * static_cast<unsigned>(p.group), sequences), kWidth, 0, stream>>>(p);
   }
   if (!p.chunked || batch.max_query_tokens != 1) {
+    if (prefill_takes(p)) {
+      launch_prefill(context, p, kFp8, num_tokens);
+      return;
+    }
     const auto tiles = static_cast<unsigned>(num_tokens * p.group / kTileRows) + sequences;
     tiles_kernel<kFp8, kWidth><<<dim3(tiles, heads), 32 * kWarps, kTileShared, stream>>>(p);
   }

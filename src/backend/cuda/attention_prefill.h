@@ -9,12 +9,11 @@ namespace octet::cuda {
 
 struct AttentionProblem;
 
-// Whether the kernel below takes heads of this width.
-inline bool prefill_takes(int64_t width) { return width == 64 || width == 128; }
+// Whether the kernel below takes the problem: heads of 64 or 128, queries at multiples of 16 bytes.
+bool prefill_takes(const AttentionProblem& problem);
 
 // Queues the forward of all sequences but those that `problem.chunked` leaves to decoding;
-// `num_tokens` is that of all new tokens. Rows equal the other kernels' byte for byte. q and out
-// must lie at multiples of 16 bytes, rows too.
+// `num_tokens` is that of all new tokens. Rows equal the other kernels' byte for byte.
 void launch_prefill(Context& context, const AttentionProblem& problem, bool fp8,
                     int64_t num_tokens);
 

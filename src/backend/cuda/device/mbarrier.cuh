@@ -12,11 +12,11 @@ __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Whether the phase of this parity has ended.
+// Whether the phase of this parity has ended; answers at once.
 __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; "
+      "{ .reg .pred p; mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; "
       "selp.u32 %0, 1, 0, p; }"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
@@ -24,8 +24,15 @@ __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
   return done != 0;
 }
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
-  while (!barrier_test(barrier, parity)) {
-  }
+  uint32_t done;
+  do {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
 }
 
 // A barrier of the 128 threads of one warpgroup; ids from 1 up (0 is the whole block's).

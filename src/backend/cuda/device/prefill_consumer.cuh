@@ -62,10 +62,16 @@ class PrefillConsumer {
     for (int h = 0; h < 2; ++h) total_maximum_[h] = -INFINITY, total_sum_[h] = 0;
     clear();
     bool first_chunk = true;
-    if constexpr (kAhead) start_scores(place_);
+    if constexpr (kAhead) {
+      acquire(place_);
+      start_scores(place_);
+    }
     for (; tile < limit; tile += kTileKeys) {
       const RingPlace<Layout::kSlots> keys = place_;
-      if constexpr (!kAhead) start_scores(keys);
+      if constexpr (!kAhead) {
+        acquire(keys);
+        start_scores(keys);
+      }
       wgmma_wait<0>();
       wgmma_hold(scores_);
       place_.advance();
@@ -76,12 +82,10 @@ class PrefillConsumer {
         float acc[kSlabs][32];
 #pragma unroll
         for (int slab = 0; slab < kSlabs; ++slab) start_values(acc[slab], values, slab);
-        if (tile + kTileKeys < limit) {
-          start_scores(place_);
-          wgmma_wait<1>();
-        } else {
-          wgmma_wait<0>();
-        }
+        // After the last tile the scores are of whatever lies there, and nobody reads them.
+        if (tile + kTileKeys < limit) acquire(place_);
+        start_scores(place_);
+        wgmma_wait<1>();
         release(values);
 #pragma unroll
         for (int slab = 0; slab < kSlabs; ++slab) {
@@ -100,10 +104,11 @@ class PrefillConsumer {
         }
       }
       if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
-        fold_chunk(first_chunk, tile + kTileKeys >= limit);
+        fold_chunk(tile, first_chunk, tile + kTileKeys >= limit);
         first_chunk = false;
       }
     }
+    if constexpr (kAhead) wgmma_wait<0>();
     for (; tile < item.limit; tile += kTileKeys) skip_tile();
     write(item, first_row);
   }
@@ -198,15 +203,18 @@ class PrefillConsumer {
     }
   }
 
+  // As wgmma_descriptor(from + offset), with the sum in units of 16 bytes.
+  __device__ static uint64_t descriptor(uint32_t from, int offset) {
+    constexpr uint64_t kRest = wgmma_descriptor(0);
+    return kRest | (static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4));
+  }
   __device__ void start_scores(const RingPlace<Layout::kSlots>& keys) {
-    acquire(keys);
     wgmma_hold(scores_);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
       const uint32_t at = step / 4 * kSlabBytes + step % 4 * 32;
-      wgmma_scores<kFp8>(scores_, wgmma_descriptor(queries() + at),
-                         wgmma_descriptor(slot(keys) + at), step > 0);
+      wgmma_scores<kFp8>(scores_, descriptor(queries(), at), descriptor(slot(keys), at), step > 0);
     }
     wgmma_commit();
   }
@@ -216,8 +224,8 @@ class PrefillConsumer {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
-      const uint32_t at = slab * kSlabBytes + step * 2048;
-      wgmma_values<kFp8>(acc, weights_[step], wgmma_descriptor(slot(values) + at), step > 0);
+      const uint64_t at = descriptor(slot(values), slab * kSlabBytes + step * 2048);
+      wgmma_values<kFp8>(acc, weights_[step], at, step > 0);
     }
     if (!kAhead || slab == kSlabs - 1) wgmma_commit();
   }
@@ -225,6 +233,11 @@ class PrefillConsumer {
   __device__ const float* scales(const RingPlace<Layout::kSlots>& place) const {
     return reinterpret_cast<const float*>(shared_ + Layout::kScales) + place.slot * kTileKeys +
            lane_ % 4 * 2;
+  }
+
+  // Whether row h sees any of the positions [begin, end).
+  __device__ bool sees(int h, int begin, int end) const {
+    return position_[h] >= begin && (p_.window == 0 || position_[h] + 1 - p_.window < end);
   }
 
   // From scores to weights; the chunk's maximum and sums move on. Releases the keys, and waits for
@@ -274,14 +287,13 @@ class PrefillConsumer {
           least = fminf(least, scores_[4 * j + 2 * h + i]);
         }
       }
-      const float maximum = quad_max(largest);
-      const bool none = maximum == -INFINITY;
-      shift[h] = none ? 0.0f : maximum;
-      in_range &= least - maximum >= -126.0f;
-      const float merged = fmaxf(maximum_[h], maximum);
-      old_weight_[h] = none ? 1.0f : exp2_fast(maximum_[h] - merged);
-      new_weight_[h] = none ? kSkip : exp2_fast(maximum - merged);
-      maximum_[h] = merged;
+      largest = quad_max(largest);
+      shift[h] = largest == -INFINITY ? 0.0f : largest;
+      in_range &= least - largest >= -126.0f;
+      const Fold folding = fold_of(maximum_[h], largest);
+      maximum_[h] = folding.maximum;
+      old_weight_[h] = folding.old_weight;
+      new_weight_[h] = sees(h, tile, tile + kTileKeys) ? folding.new_weight : kSkip;
     }
     acquire(values);
     if (__all_sync(0xFFFFFFFFu, in_range)) {
@@ -320,8 +332,7 @@ class PrefillConsumer {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& weight = scores_[4 * j + e];
-          const float product = weight * (e % 2 == 0 ? scale.x : scale.y);
-          weight = kInRange || weight != 0 ? product : 0.0f;
+          weight *= e % 2 == 0 ? scale.x : scale.y;
           top[e / 2] = fmaxf(top[e / 2], weight);
         }
       }
@@ -384,14 +395,15 @@ class PrefillConsumer {
       for (float& value : slab) value = 0;
     }
   }
-  // The chunk into the rows' totals, which lie in shared memory; the last leaves them in out_.
-  __device__ void fold_chunk(bool is_first, bool is_last) {
+  // The chunk that ends with `tile` into the rows' totals, which lie in shared memory; the last
+  // leaves them in out_.
+  __device__ void fold_chunk(int tile, bool is_first, bool is_last) {
     Fold fold_by[2];
     bool none[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(sum_[h][0] + sum_[h][1]);
-      none[h] = maximum_[h] == -INFINITY;
+      none[h] = !sees(h, tile / kChunkKeys * kChunkKeys, tile + kTileKeys);
       if (none[h]) continue;
       fold_by[h] = fold_of(total_maximum_[h], maximum_[h]);
       total_maximum_[h] = fold_by[h].maximum;

@@ -9,9 +9,14 @@ namespace octet::cuda {
 template <bool kFp8, int kWidth, int kConsumers>
 class PrefillProducer {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
-  static constexpr int kPasses = Layout::kSlabs * 2;  // of 32 rows of 64 codes by the warpgroup
+  using Place = RingPlace<Layout::kSlots>;
+  static constexpr int kRowBytes = kWidth * (kFp8 ? 1 : 2);
+  // In a pass each thread takes 16 bytes of a row.
+  static constexpr int kPasses = kTileKeys * kRowBytes / (128 * 16);
+  static constexpr int kPassRows = kTileKeys / kPasses;
+  static constexpr int kPassBytes = kPassRows * 128;  // of a slab
 
-  // One thread's part of a tile of codes, on its way.
+  // A thread's part of a tile of codes, on its way.
   struct Codes {
     uint4 words[kPasses];
     float scale;
@@ -20,28 +25,64 @@ class PrefillProducer {
   const AttentionProblem& p_;
   uint32_t shared_;
   int warp_, lane_;
-  RingPlace<Layout::kSlots> place_;
+  Place place_;
   uint32_t pending_ = 0;  // the full barrier of the slot being copied to
+  // Where a thread reads and writes in a tile's first pass: eight bytes of keys each, 16 of values.
+  int row_, column_;  // bytes
+  int key_places_[kFp8 ? 4 : 2], value_places_[kFp8 ? 2 : 1];
 
   // Of the item.
   const int32_t* pages_ = nullptr;
+  const char* keys_ = nullptr;  // of its head in page 0, from column_ on
+  const char* values_ = nullptr;
   int head_ = 0, limit_ = 0;
   int page_ = -1, next_page_ = -1, first_page_ = 0;  // a lane knows one page of the chunk
 
  public:
   __device__ PrefillProducer(const AttentionProblem& p, uint32_t shared)
-      : p_(p), shared_(shared), warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {}
+      : p_(p), shared_(shared), warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {
+    int slab, piece;  // of 16 bytes of the slab's row
+    if constexpr (kFp8) {
+      // Eight rows, four lanes each, so ordered that the stores of 8 and of 16 lanes find different
+      // banks.
+      const int row = lane_ / 4;
+      row_ = warp_ / Layout::kSlabs * 8 + row % 4 * 2 + ((row & 1) ^ (row >> 2));
+      slab = warp_ % Layout::kSlabs;
+      piece = lane_ % 4;
+      column_ = slab * 64 + piece * 16;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        value_places_[i] = slab * kSlabBytes + slab_chunk(row_, 2 * piece + i);
+      }
+    } else {
+      constexpr int kPieces = kRowBytes / 16;
+      const int thread = warp_ * 32 + lane_;
+      row_ = thread / kPieces;
+      slab = thread % kPieces / 8;
+      piece = thread % 8;
+      column_ = thread % kPieces * 16;
+      value_places_[0] = slab * kSlabBytes + slab_chunk(row_, piece);
+    }
+    constexpr int kGroups = kFp8 ? 4 : 2;  // of four columns
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      key_places_[i] = slab * kSlabBytes + contraction_place<kFp8>(row_, piece * kGroups + i);
+    }
+  }
 
   __device__ void run(const PrefillItem<Layout>& item) {
     pages_ = p_.keys.pages + item.sequence * p_.table_stride;
     head_ = item.head;
     limit_ = item.limit;
+    const int64_t from = (int64_t{head_} << p_.keys.page_shift) * kRowBytes + column_;
+    keys_ = p_.keys.k + from;
+    values_ = p_.keys.v + from;
     next_page_ = page_at(item.begin >> p_.keys.page_shift);
     enter(item.begin);
     if constexpr (kFp8) {
-      Codes keys = load<true>(item.begin), values;
+      Codes keys = load<true>(item.begin);
       for (int tile = item.begin; tile < limit_; tile += kTileKeys) {
-        values = load<false>(tile);
+        const Codes values = load<false>(tile);
         store<true>(keys);
         const int next = tile + kTileKeys;
         if (next % kChunkKeys == 0) enter(next);
@@ -73,17 +114,22 @@ class PrefillProducer {
     page_ = next_page_;
     next_page_ = page_at((begin / kChunkKeys + 1) * kChunkKeys >> p_.keys.page_shift);
   }
-  // The row (in all pages' order of tokens, of this head) of a position; −1: there is none.
+  // Where a position's row lies: row `offset` of its page; with `inside` false nowhere.
   struct Row {
-    int64_t page;
+    uint32_t page;
     int offset;
     bool inside;
   };
   __device__ Row row_of(int position) const {
     const int page =
         __shfl_sync(0xFFFFFFFFu, page_, (position >> p_.keys.page_shift) - first_page_);
-    const int mask = (1 << p_.keys.page_shift) - 1;
-    return {page, (position & mask) * p_.keys.heads + head_, page >= 0 && position < limit_};
+    return {static_cast<uint32_t>(page), position & ((1 << p_.keys.page_shift) - 1),
+            page >= 0 && position < limit_};
+  }
+  // From a head's first row of page 0.
+  __device__ int64_t bytes_to(const Row& row) const {
+    const auto page_bytes = static_cast<uint32_t>(p_.keys.page_stride * (kFp8 ? 1 : 2));
+    return static_cast<int64_t>(uint64_t{row.page} * page_bytes + row.offset * kRowBytes);
   }
 
   __device__ uint32_t slot() const {
@@ -97,88 +143,82 @@ class PrefillProducer {
     if (lane_ == 0) barrier_arrive(barrier);
   }
 
+  // Nothing waits for what is loaded before it is used.
+  __device__ static void load_or_zero(const void* from, bool inside, uint4& to) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
+        "mov.b32 %3, 0; @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+        : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w)
+        : "l"(from), "r"(inside ? 1 : 0));
+  }
+  __device__ static void load_or_zero(const void* from, bool inside, float& to) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1]; }"
+        : "=&f"(to)
+        : "l"(from), "r"(inside ? 1 : 0));
+  }
   template <bool kKeys>
   __device__ Codes load(int tile) const {
     Codes result;
-    const char* data = kKeys ? p_.keys.k : p_.keys.v;
+    const char* data = kKeys ? keys_ : values_;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const Row row = row_of(tile + code_row<kKeys>(i));
-      const char* from = data + row.page * p_.keys.page_stride + row.offset * kWidth +
-                         code_slab(i) * 64 + lane_ % 4 * 16;
-      result.words[i] = row.inside ? *reinterpret_cast<const uint4*>(from) : uint4{};
+      const Row row = row_of(tile + i * kPassRows + row_);
+      load_or_zero(data + bytes_to(row), row.inside, result.words[i]);
     }
     if (warp_ < kTileKeys / 32) {
       const Row row = row_of(tile + warp_ * 32 + lane_);
       const float* scales = kKeys ? p_.keys.k_scales : p_.keys.v_scales;
-      result.scale = row.inside ? scales[row.page * p_.keys.scale_page_stride + row.offset] : 0.0f;
+      load_or_zero(scales + (row.page * p_.keys.scale_page_stride +
+                             (head_ << p_.keys.page_shift) + row.offset),
+                   row.inside, result.scale);
     }
     return result;
   }
-  // A pass of a warp takes eight rows of a slab, four lanes to a row; the order of rows keeps the
-  // stores of eight or sixteen lanes on different banks.
-  template <bool kKeys>
-  __device__ int code_row(int pass) const {
-    const int row = lane_ / 4;
-    return (pass * 4 + warp_) / Layout::kSlabs * 8 + (kKeys ? row % 4 * 2 + row / 4 : row);
-  }
-  __device__ int code_slab(int pass) const { return (pass * 4 + warp_) % Layout::kSlabs; }
-
   template <bool kKeys>
   __device__ void store(const Codes& codes) {
     barrier_wait(empty(), place_.parity ^ 1);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const uint32_t slab = slot() + code_slab(i) * kSlabBytes;
-      const int row = code_row<kKeys>(i), piece = lane_ % 4;
+      const uint32_t to = slot() + i * kPassBytes;
       const uint32_t w[4] = {codes.words[i].x, codes.words[i].y, codes.words[i].z,
                              codes.words[i].w};
-      if constexpr (kKeys) {
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          store_shared(slab + contraction_place<true>(row, 4 * piece + g), half2_of_e4m3(w[g]),
-                       half2_of_e4m3(w[g] >> 16));
-        }
-      } else {
-#pragma unroll
-        for (int g = 0; g < 4; g += 2) {
-          store_shared(slab + slab_chunk(row, 2 * piece + g / 2), half2_of_e4m3(w[g]),
-                       half2_of_e4m3(w[g] >> 16), half2_of_e4m3(w[g + 1]),
+      for (int g = 0; g < 4; g += kKeys ? 1 : 2) {
+        const uint32_t a = half2_of_e4m3(w[g]), b = half2_of_e4m3(w[g] >> 16);
+        if constexpr (kKeys) {
+          store_shared(to + key_places_[g], a, b);
+        } else {
+          store_shared(to + value_places_[g / 2], a, b, half2_of_e4m3(w[g + 1]),
                        half2_of_e4m3(w[g + 1] >> 16));
         }
       }
     }
     if (warp_ < kTileKeys / 32) {
-      store_shared(shared_ + Layout::kScales +
-                       (place_.slot * kTileKeys + warp_ * 32 + lane_) * 4,
-                   __float_as_uint(codes.scale));
+      store_shared(
+          shared_ + Layout::kScales + (place_.slot * kTileKeys + warp_ * 32 + lane_) * 4,
+          __float_as_uint(codes.scale));
     }
     publish(full());
     place_.advance();
   }
 
-  // BF16 needs no arithmetic: copies run until the next slot's are on their way.
+  // BF16 needs no arithmetic: copies run until the next slot's are on their way, or must wait.
   template <bool kKeys>
   __device__ void copy(int tile) {
     if (pending_ != 0 && !barrier_test(empty(), place_.parity ^ 1)) publish_pending<0>();
     barrier_wait(empty(), place_.parity ^ 1);
-    const char* data = kKeys ? p_.keys.k : p_.keys.v;
-    constexpr int kPiece = kKeys ? 8 : 16;             // bytes
-    constexpr int kPerRow = kWidth * 2 / kPiece;
-#pragma unroll 4
-    for (int i = 0; i < kTileKeys * kPerRow / 128; ++i) {
-      const int index = i * 128 + warp_ * 32 + lane_;
-      const int key = index / kPerRow, piece = index % kPerRow, in_slab = piece % (128 / kPiece);
-      const Row row = row_of(tile + key);
-      const char* from =
-          row.inside ? data + (row.page * p_.keys.page_stride + row.offset * kWidth) * 2 +
-                           piece * kPiece
-                     : data;
-      const uint32_t slab = slot() + piece / (128 / kPiece) * kSlabBytes;
+    const char* data = kKeys ? keys_ : values_;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const Row row = row_of(tile + i * kPassRows + row_);
+      const char* from = row.inside ? data + bytes_to(row) : data;
+      const uint32_t to = slot() + i * kPassBytes;
       if constexpr (kKeys) {
-        copy_async_8(slab + contraction_place<false>(key, in_slab), from, row.inside);
+        copy_async_8(to + key_places_[0], from, row.inside);
+        copy_async_8(to + key_places_[1], from + 8, row.inside);
       } else {
-        copy_async_16(slab + slab_chunk(key, in_slab), from, row.inside);
+        copy_async_16(to + value_places_[0], from, row.inside);
       }
     }
     copy_async_commit();
