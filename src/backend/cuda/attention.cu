@@ -377,6 +377,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   p.context_lengths = args.batch.context_lengths.as<int32_t>();
   p.num_sequences = static_cast<int>(num_sequences);
   p.group = static_cast<int>(num_heads / kv_heads);
+  p.group_inverse = static_cast<uint32_t>((uint64_t{1} << 32) / p.group + (p.group > 1 ? 1 : 0));
   p.window = static_cast<int>(std::min<int64_t>(args.window, 1 << 30));
   p.factor = args.scale * kLog2E;
   const auto run = [&](auto fp8_cache) {

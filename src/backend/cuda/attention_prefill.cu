@@ -33,24 +33,30 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       barrier_init(base + Layout::kFull + 8 * slot, 4);
       barrier_init(base + Layout::kEmpty + 8 * slot, 4 * kConsumers);
     }
+    for (int slot = 0; slot < Layout::kRawSlots; ++slot) {
+      barrier_init(base + Layout::kRawFull + 8 * slot, 1);
+    }
     fence_async_proxy();
   }
   __syncthreads();
-  // The longest items of a sequence, its last, come first.
+  PrefillItem<Layout> item(p, num_items);
   if (threadIdx.x >= 128 * kConsumers) {
     give_registers<kProducerRegisters>();
-    PrefillProducer<kFp8, kWidth, kConsumers> producer(p, base);
-    for (int i = num_items - 1 - static_cast<int>(blockIdx.x); i >= 0; i -= gridDim.x) {
-      const PrefillItem<Layout> item(p, i);
-      if (!item.empty) producer.run(item);
-    }
+    std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
+                       PrefillCopier<kWidth, kConsumers>>
+        producer(p, base);
+    for (; item.index >= 0; item.advance(p)) producer.run(item);
     producer.finish();
   } else {
     take_registers<kConsumerRegisters>();
     PrefillConsumer<kFp8, kWidth, kConsumers> consumer(p, shared);
-    for (int i = num_items - 1 - static_cast<int>(blockIdx.x); i >= 0; i -= gridDim.x) {
-      const PrefillItem<Layout> item(p, i);
-      if (!item.empty) consumer.run(item);
+    if (item.index >= 0) consumer.fetch(item);
+    while (item.index >= 0) {
+      consumer.run(item);
+      const PrefillItem<Layout> done = item;
+      item.advance(p);
+      if (item.index >= 0) consumer.fetch(item);
+      consumer.write(done);
     }
   }
 }

@@ -44,6 +44,18 @@ __device__ inline void store_shared(uint32_t to, uint32_t a, uint32_t b, uint32_
                : "memory");
 }
 
+__device__ inline uint32_t load_shared(uint32_t from) {
+  uint32_t result;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(result) : "r"(from) : "memory");
+  return result;
+}
+__device__ inline void load_shared(uint32_t from, uint32_t (&to)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
 // What ordinary stores and asynchronous copies wrote becomes visible to the matrix units.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -17,8 +17,14 @@ struct AttentionProblem {
   const int32_t* query_offsets;
   const int32_t* context_lengths;
   int num_sequences, group, window;
+  uint32_t group_inverse;  // ⌈2^32 / group⌉, for quotients of less than 2^27; group 1: 0
   bool chunked;  // sequences of one token go to the chunks' kernel
   float factor;  // softmax scale × log2 e
+
+  // Query row, in order of token, then head of the group, to token.
+  __device__ int token_of(int row) const {
+    return group == 1 ? row : static_cast<int>(__umulhi(static_cast<uint32_t>(row), group_inverse));
+  }
 };
 
 }  // namespace octet::cuda

@@ -12,6 +12,19 @@ __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives, and holds the phase open until `bytes` more have been copied.
+__device__ inline void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+// Copies what lies at multiples of 16 bytes from device to shared memory; the barrier learns of it.
+__device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // Whether the phase of this parity has ended; answers at once.
 __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;

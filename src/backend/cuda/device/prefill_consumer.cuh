@@ -15,6 +15,8 @@ class PrefillConsumer {
   // With registers to spare the next scores are computed beside the folding.
   static constexpr bool kAhead = kConsumers == 2;
   static constexpr float kLn2 = 0.6931471805599453f;
+  static constexpr int kQueryLanes = kWidth / 8;  // of a row
+  static constexpr int kQueryPasses = 16 * kQueryLanes / 32;
 
   const AttentionProblem& p_;
   char* shared_;
@@ -47,6 +49,25 @@ class PrefillConsumer {
         warp_(thread_ / 32),
         lane_(threadIdx.x % 32) {}
 
+  // Starts to copy the warpgroup's queries as they lie to where the last item's are no longer used.
+  __device__ void fetch(const PrefillItem<Layout>& item) const {
+    warpgroup_sync(1 + group_);
+#pragma unroll
+    for (int i = 0; i < kQueryPasses; ++i) {
+      const int row = item.first_row + 64 * group_ + query_row(i);
+      const int token = p_.token_of(row), head = item.head * p_.group + row - token * p_.group;
+      const bool inside = row <= item.last_row;
+      const Bf16* from = p_.q;
+      if (inside) {
+        from += (item.first_token + token) * p_.q_stride + head * kWidth +
+                lane_ % kQueryLanes * 8;
+      }
+      copy_async_16(fetched_query(i), from, inside);
+    }
+    copy_async_commit();
+  }
+
+  // Computes the item's rows; `write` then stores them.
   __device__ void run(const PrefillItem<Layout>& item) {
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
@@ -54,7 +75,7 @@ class PrefillConsumer {
       for (int tile = item.begin; tile < item.limit; tile += kTileKeys) skip_tile();
       return;
     }
-    load_queries(item, first_row);
+    place_queries(item, first_row);
     const int begin = item.begin_of(p_, first_row), limit = item.position_of(p_, last_row) + 1;
     int tile = item.begin;
     for (; tile < begin; tile += kTileKeys) skip_tile();
@@ -110,11 +131,61 @@ class PrefillConsumer {
     }
     if constexpr (kAhead) wgmma_wait<0>();
     for (; tile < item.limit; tile += kTileKeys) skip_tile();
-    write(item, first_row);
+  }
+
+  __device__ void write(const PrefillItem<Layout>& item) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(item.first_row + 64 * group_, h);
+      if (row > item.last_row) continue;
+      const int token = p_.token_of(row);
+      const int head = item.head * p_.group + row - token * p_.group;
+      Bf16* to = p_.out + (item.first_token + token) * p_.out_stride + head * kWidth +
+                 lane_ % 4 * 2;
+      // A product with the reciprocal is within two units of the quotient's last place: where both
+      // sides of that round to the same BF16, it serves.
+      const float reciprocal = __frcp_rn(total_sum_[h]);
+      unsigned nearest = total_sum_[h] >= 0x1p-60f && total_sum_[h] <= 0x1p60f ? ~0u : 0u;
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float quotient = out_[slab][4 * j + 2 * h + i] * reciprocal;
+            nearest = min(nearest, (__float_as_uint(quotient) - 0x7FFCu) & 0xFFFFu);
+          }
+        }
+      }
+      if (nearest > 8) {
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float* pair = &out_[slab][4 * j + 2 * h];
+            *reinterpret_cast<uint32_t*>(to + slab * 64 + j * 8) =
+                pack_bf16(pair[0] * reciprocal, pair[1] * reciprocal);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+          for (int j = 0; j < 16; ++j) {
+            store(__fdiv_rn(out_[slab][4 * (j / 2) + 2 * h + j % 2], total_sum_[h]),
+                  to + slab * 64 + j / 2 * 8 + j % 2);
+          }
+        }
+      }
+      if (p_.lse != nullptr && lane_ % 4 == 0) {
+        p_.lse[(item.first_token + token) * p_.lse_stride + head] =
+            (total_maximum_[h] + log2f(total_sum_[h])) * kLn2;
+      }
+    }
   }
 
  private:
-  __device__ uint32_t queries() const {
+  __device__ uint32_t query_tile() const {
     return base_ + Layout::kQueries + group_ * Layout::kTileBytes;
   }
   __device__ uint32_t slot(const RingPlace<Layout::kSlots>& place) const {
@@ -138,29 +209,24 @@ class PrefillConsumer {
   __device__ int row_of(int first_row, int h) const {
     return first_row + warp_ * 16 + lane_ / 4 + 8 * h;
   }
-  // The warpgroup's queries into shared memory; with FP8 keys as FP16 under a power of two of the
-  // row's own that factor_ takes back.
-  __device__ void load_queries(const PrefillItem<Layout>& item, int first_row) {
-    constexpr int kLanes = kWidth / 8;  // of a row: 16 bytes each
-    constexpr int kPasses = 16 * kLanes / 32;
-    uint32_t words[kPasses][4];
+  __device__ int query_row(int pass) const {
+    return warp_ * 16 + pass * (32 / kQueryLanes) + lane_ / kQueryLanes;
+  }
+  __device__ uint32_t fetched_query(int pass) const {
+    return query_tile() + (query_row(pass) * kQueryLanes + lane_ % kQueryLanes) * 16;
+  }
+  // The fetched queries into the matrix unit's order; with FP8 keys as FP16 under a power of two of
+  // the row's own that factor_ takes back.
+  __device__ void place_queries(const PrefillItem<Layout>& item, int first_row) {
+    uint32_t words[kQueryPasses][4];
+    copy_async_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int row = first_row + warp_ * 16 + i * (32 / kLanes) + lane_ / kLanes;
-      uint4 piece{};
-      if (row <= item.last_row) {
-        const int64_t token = item.first_token + row / p_.group;
-        const int head = item.head * p_.group + row % p_.group;
-        piece = *reinterpret_cast<const uint4*>(p_.q + token * p_.q_stride + head * kWidth +
-                                                lane_ % kLanes * 8);
-      }
-      words[i][0] = piece.x, words[i][1] = piece.y, words[i][2] = piece.z, words[i][3] = piece.w;
-    }
+    for (int i = 0; i < kQueryPasses; ++i) load_shared(fetched_query(i), words[i]);
     auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + group_ * 64;
-    warpgroup_sync(1 + group_);  // all are done with the last item's
+    warpgroup_sync(1 + group_);
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int row = warp_ * 16 + i * (32 / kLanes) + lane_ / kLanes;
+    for (int i = 0; i < kQueryPasses; ++i) {
+      const int row = query_row(i);
       if constexpr (kFp8) {
         float amax = 0;
 #pragma unroll
@@ -169,14 +235,14 @@ class PrefillConsumer {
                                    fabsf(__uint_as_float(pair & 0xFFFF0000u))));
         }
 #pragma unroll
-        for (int offset = 1; offset < kLanes; offset *= 2) {
+        for (int offset = 1; offset < kQueryLanes; offset *= 2) {
           amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
         }
         // 2^(14 − exponent): the largest magnitude comes to lie in [2^14, 2^15).
         const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
         const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
         const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-        if (lane_ % kLanes == 0) {
+        if (lane_ % kQueryLanes == 0) {
           factors[row] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
         }
 #pragma unroll
@@ -185,8 +251,8 @@ class PrefillConsumer {
                            __uint_as_float(pair & 0xFFFF0000u) * scale);
         }
       }
-      const int piece = lane_ % kLanes;
-      const uint32_t slab = queries() + piece / 8 * kSlabBytes;
+      const int piece = lane_ % kQueryLanes;
+      const uint32_t slab = query_tile() + piece / 8 * kSlabBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         store_shared(slab + contraction_place<kFp8>(row, piece % 8 * 2 + half),
@@ -214,7 +280,7 @@ class PrefillConsumer {
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
       const uint32_t at = step / 4 * kSlabBytes + step % 4 * 32;
-      wgmma_scores<kFp8>(scores_, descriptor(queries(), at), descriptor(slot(keys), at), step > 0);
+      wgmma_scores<kFp8>(scores_, descriptor(query_tile(), at), descriptor(slot(keys), at), step > 0);
     }
     wgmma_commit();
   }
@@ -278,19 +344,21 @@ class PrefillConsumer {
     bool in_range = !masked;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest = -INFINITY, least = INFINITY;
+      float largest[4], least[4];  // side by side, lest each waits for the one before
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int i = 0; i < 4; ++i) largest[i] = least[i] = scores_[i / 2 * 4 + 2 * h + i % 2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          largest = fmaxf(largest, scores_[4 * j + 2 * h + i]);
-          least = fminf(least, scores_[4 * j + 2 * h + i]);
-        }
+      for (int i = 4; i < 16; ++i) {
+        const float score = scores_[i / 2 * 4 + 2 * h + i % 2];
+        largest[i % 4] = fmaxf(largest[i % 4], score);
+        least[i % 4] = fminf(least[i % 4], score);
       }
-      largest = quad_max(largest);
-      shift[h] = largest == -INFINITY ? 0.0f : largest;
-      in_range &= least - largest >= -126.0f;
-      const Fold folding = fold_of(maximum_[h], largest);
+      const float maximum = quad_max(
+          fmaxf(fmaxf(largest[0], largest[1]), fmaxf(fmaxf(largest[2], largest[3]), -INFINITY)));
+      const float minimum = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
+      shift[h] = maximum == -INFINITY ? 0.0f : maximum;
+      in_range &= minimum - maximum >= -126.0f;
+      const Fold folding = fold_of(maximum_[h], maximum);
       maximum_[h] = folding.maximum;
       old_weight_[h] = folding.old_weight;
       new_weight_[h] = sees(h, tile, tile + kTileKeys) ? folding.new_weight : kSkip;
@@ -431,31 +499,6 @@ class PrefillConsumer {
       }
     }
     if (!is_last) clear();
-  }
-
-  __device__ void write(const PrefillItem<Layout>& item, int first_row) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = row_of(first_row, h);
-      if (row > item.last_row) continue;
-      const int64_t token = item.first_token + row / p_.group;
-      const int head = item.head * p_.group + row % p_.group;
-      Bf16* to = p_.out + token * p_.out_stride + head * kWidth + lane_ % 4 * 2;
-#pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float* pair = &out_[slab][4 * j + 2 * h];
-          const uint32_t low = __bfloat16_as_ushort(to_bf16(__fdiv_rn(pair[0], total_sum_[h])));
-          const uint32_t high = __bfloat16_as_ushort(to_bf16(__fdiv_rn(pair[1], total_sum_[h])));
-          *reinterpret_cast<uint32_t*>(to + slab * 64 + j * 8) = low | high << 16;
-        }
-      }
-      if (p_.lse != nullptr && lane_ % 4 == 0) {
-        p_.lse[token * p_.lse_stride + head] =
-            (total_maximum_[h] + log2f(total_sum_[h])) * kLn2;
-      }
-    }
   }
 };
 

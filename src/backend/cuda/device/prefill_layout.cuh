@@ -26,6 +26,43 @@ __device__ inline int contraction_place(int row, int g) {
   return slab_chunk(row, 2 * step + quarter / 2) + quarter % 2 * 8;
 }
 
+// A part of the keys a lane knows: the pages of one chunk.
+class PrefillPages {
+  const KeySource* source_ = nullptr;
+  const int32_t* table_ = nullptr;
+  int limit_ = 0;
+  int page_ = -1, next_page_ = -1, first_ = 0;  // −1: no such page
+
+  __device__ int page_at(int position) const {
+    const int index = (position >> source_->page_shift) + static_cast<int>(threadIdx.x % 32);
+    if (index >= source_->max_pages || index << source_->page_shift >= limit_) return -1;
+    const int page = table_[index];
+    return page < source_->num_pages ? page : -1;
+  }
+
+ public:
+  // The pages of a sequence below position `limit`, from that of `begin` on.
+  __device__ PrefillPages(const AttentionProblem& p, int sequence, int begin, int limit)
+      : source_(&p.keys), table_(p.keys.pages + sequence * p.table_stride), limit_(limit) {
+    next_page_ = page_at(begin);
+    enter(begin);
+  }
+  // Moves to the chunk of `begin`, its first position that is asked for: 32 pages at most, since a
+  // page has eight tokens or more.
+  __device__ void enter(int begin) {
+    first_ = begin >> source_->page_shift;
+    page_ = next_page_;
+    next_page_ = page_at((begin / kChunkKeys + 1) * kChunkKeys);
+  }
+  // By all lanes, each for a position of its own.
+  __device__ int page_of(int position) const {
+    return __shfl_sync(0xFFFFFFFFu, page_, (position >> source_->page_shift) - first_);
+  }
+  __device__ int offset_of(int position) const {
+    return position & ((1 << source_->page_shift) - 1);
+  }
+};
+
 template <bool kFp8, int kWidth, int kConsumers>
 struct PrefillLayout {
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
@@ -33,54 +70,74 @@ struct PrefillLayout {
   static constexpr int kTileBytes = kSlabs * kSlabBytes;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kSlots = kConsumers == 3 ? 4 : 6;  // of the ring: keys and values in turn
+  // FP8: codes of a tile, then its scales, before they are converted.
+  static constexpr int kRawSlots = kFp8 ? 2 : 0;
+  static constexpr int kRawScales = kTileKeys * kWidth;
+  static constexpr int kRawBytes = kRawScales + kTileKeys * 4;
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
   static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
-  static constexpr int kScales = kTotals + kRows * kWidth * 4;        // of a slot's 64 keys
+  static constexpr int kRaw = kTotals + kRows * kWidth * 4;
+  static constexpr int kScales = kRaw + kRawSlots * kRawBytes;  // of a slot's 64 keys
   static constexpr int kFactors = kScales + (kFp8 ? kSlots * kTileKeys * 4 : 0);
   static constexpr int kFull = kFactors + kRows * 4;
   static constexpr int kEmpty = kFull + kSlots * 8;
-  static constexpr int kBytes = kEmpty + kSlots * 8;
+  static constexpr int kRawFull = kEmpty + kSlots * 8;
+  static constexpr int kBytes = kRawFull + kRawSlots * 8;
 
   // Where the items of a sequence begin among all: never too close together.
   __device__ static int first_item(const AttentionProblem& p, int sequence) {
-    return static_cast<int>(int64_t{p.query_offsets[sequence]} * p.group / kRows) + sequence;
+    return p.query_offsets[sequence] * p.group / kRows + sequence;
   }
 };
 
 // Up to kRows query rows of one sequence and key/value head, in order of token, then head.
 template <class Layout>
 struct PrefillItem {
+  int index = -1;  // −1: none is left
   int sequence, head, first_token, first_position;
   int first_row, last_row;  // among the sequence's new tokens × group
-  bool empty;
   int begin, limit;  // positions of the keys: from a tile's first, up to the last row's own
 
-  __device__ PrefillItem(const AttentionProblem& p, int index) {
-    head = index % p.keys.heads;
-    index /= p.keys.heads;
-    sequence = 0;
-    for (int above = p.num_sequences; above - sequence > 1;) {
-      const int middle = (sequence + above) / 2;
-      (Layout::first_item(p, middle) <= index ? sequence : above) = middle;
-    }
-    first_token = p.query_offsets[sequence];
-    const int new_tokens = p.query_offsets[sequence + 1] - first_token;
-    first_position = p.context_lengths[sequence] - new_tokens;
-    first_row = (index - Layout::first_item(p, sequence)) * Layout::kRows;
-    last_row = min(first_row + Layout::kRows, new_tokens * p.group) - 1;
-    empty = last_row < first_row || (p.chunked && new_tokens == 1);
-    begin = begin_of(p, first_row);
-    limit = position_of(p, last_row) + 1;
+  // This block's first item of `num_items`; the longest of a sequence, its last, come first.
+  __device__ PrefillItem(const AttentionProblem& p, int num_items)
+      : index(num_items + static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x)) {
+    advance(p);
   }
+  __device__ void advance(const AttentionProblem& p) {
+    do {
+      index -= static_cast<int>(gridDim.x);
+    } while (index >= 0 && !read(p));
+  }
+
   __device__ int position_of(const AttentionProblem& p, int row) const {
-    return first_position + row / p.group;
+    return first_position + p.token_of(row);
   }
   // The first key of the first tile that a row sees.
   __device__ int begin_of(const AttentionProblem& p, int row) const {
     if (p.window == 0) return 0;
     return max(0, position_of(p, row) + 1 - p.window) / kTileKeys * kTileKeys;
+  }
+
+ private:
+  // Whether there is something to do.
+  __device__ bool read(const AttentionProblem& p) {
+    head = index % p.keys.heads;
+    const int block = index / p.keys.heads;
+    sequence = 0;
+    for (int above = p.num_sequences; above - sequence > 1;) {
+      const int middle = (sequence + above) / 2;
+      (Layout::first_item(p, middle) <= block ? sequence : above) = middle;
+    }
+    first_token = p.query_offsets[sequence];
+    const int new_tokens = p.query_offsets[sequence + 1] - first_token;
+    first_position = p.context_lengths[sequence] - new_tokens;
+    first_row = (block - Layout::first_item(p, sequence)) * Layout::kRows;
+    last_row = min(first_row + Layout::kRows, new_tokens * p.group) - 1;
+    begin = begin_of(p, first_row);
+    limit = position_of(p, last_row) + 1;
+    return last_row >= first_row && !(p.chunked && new_tokens == 1);
   }
 };
 

@@ -1,100 +1,58 @@
-// The producer of a block of the prefill kernel: a warpgroup that brings keys and values of the
-// tiles, in turn, from their pages into the ring, as 16-bit operands.
+// The producers of a block of the prefill kernel: a warpgroup that brings keys and values of the
+// tiles, in turn, from their pages into the ring, as 16-bit operands. A thread takes 16 bytes of a
+// row in each of several passes over a tile.
 #pragma once
 
 #include "backend/cuda/device/prefill_layout.cuh"
 
 namespace octet::cuda {
 
-template <bool kFp8, int kWidth, int kConsumers>
-class PrefillProducer {
-  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
-  using Place = RingPlace<Layout::kSlots>;
-  static constexpr int kRowBytes = kWidth * (kFp8 ? 1 : 2);
-  // In a pass each thread takes 16 bytes of a row.
-  static constexpr int kPasses = kTileKeys * kRowBytes / (128 * 16);
-  static constexpr int kPassRows = kTileKeys / kPasses;
-  static constexpr int kPassBytes = kPassRows * 128;  // of a slab
+template <class Layout>
+struct PrefillRing {
+  uint32_t shared;
+  RingPlace<Layout::kSlots> place;
 
-  // A thread's part of a tile of codes, on its way.
-  struct Codes {
-    uint4 words[kPasses];
-    float scale;
-  };
+  __device__ uint32_t slot() const {
+    return shared + Layout::kRing + place.slot * Layout::kTileBytes;
+  }
+  __device__ uint32_t full() const { return shared + Layout::kFull + 8 * place.slot; }
+  __device__ uint32_t empty() const { return shared + Layout::kEmpty + 8 * place.slot; }
+  __device__ void publish(uint32_t barrier) const {
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+};
+
+// BF16 pages: copies run until the next slot's are on their way, or must wait.
+template <int kWidth, int kConsumers>
+class PrefillCopier {
+  using Layout = PrefillLayout<false, kWidth, kConsumers>;
+  static constexpr int kPieces = kWidth / 8;  // of a row
+  static constexpr int kPasses = kTileKeys * kPieces / 128;
 
   const AttentionProblem& p_;
-  uint32_t shared_;
-  int warp_, lane_;
-  Place place_;
+  PrefillRing<Layout> ring_;
   uint32_t pending_ = 0;  // the full barrier of the slot being copied to
-  // Where a thread reads and writes in a tile's first pass: eight bytes of keys each, 16 of values.
-  int row_, column_;  // bytes
-  int key_places_[kFp8 ? 4 : 2], value_places_[kFp8 ? 2 : 1];
-
-  // Of the item.
-  const int32_t* pages_ = nullptr;
-  const char* keys_ = nullptr;  // of its head in page 0, from column_ on
-  const char* values_ = nullptr;
-  int head_ = 0, limit_ = 0;
-  int page_ = -1, next_page_ = -1, first_page_ = 0;  // a lane knows one page of the chunk
+  int row_, piece_;       // of the tile's first pass
+  int key_places_[2], value_place_;
 
  public:
-  __device__ PrefillProducer(const AttentionProblem& p, uint32_t shared)
-      : p_(p), shared_(shared), warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {
-    int slab, piece;  // of 16 bytes of the slab's row
-    if constexpr (kFp8) {
-      // Eight rows, four lanes each, so ordered that the stores of 8 and of 16 lanes find different
-      // banks.
-      const int row = lane_ / 4;
-      row_ = warp_ / Layout::kSlabs * 8 + row % 4 * 2 + ((row & 1) ^ (row >> 2));
-      slab = warp_ % Layout::kSlabs;
-      piece = lane_ % 4;
-      column_ = slab * 64 + piece * 16;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        value_places_[i] = slab * kSlabBytes + slab_chunk(row_, 2 * piece + i);
-      }
-    } else {
-      constexpr int kPieces = kRowBytes / 16;
-      const int thread = warp_ * 32 + lane_;
-      row_ = thread / kPieces;
-      slab = thread % kPieces / 8;
-      piece = thread % 8;
-      column_ = thread % kPieces * 16;
-      value_places_[0] = slab * kSlabBytes + slab_chunk(row_, piece);
+  __device__ PrefillCopier(const AttentionProblem& p, uint32_t shared)
+      : p_(p), ring_{shared, {}}, row_(threadIdx.x % 128 / kPieces), piece_(threadIdx.x % kPieces) {
+    const int slab = piece_ / 8 * kSlabBytes;
+    for (int i = 0; i < 2; ++i) {
+      key_places_[i] = slab + contraction_place<false>(row_, piece_ % 8 * 2 + i);
     }
-    constexpr int kGroups = kFp8 ? 4 : 2;  // of four columns
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      key_places_[i] = slab * kSlabBytes + contraction_place<kFp8>(row_, piece * kGroups + i);
-    }
+    value_place_ = slab + slab_chunk(row_, piece_ % 8);
   }
 
   __device__ void run(const PrefillItem<Layout>& item) {
-    pages_ = p_.keys.pages + item.sequence * p_.table_stride;
-    head_ = item.head;
-    limit_ = item.limit;
-    const int64_t from = (int64_t{head_} << p_.keys.page_shift) * kRowBytes + column_;
-    keys_ = p_.keys.k + from;
-    values_ = p_.keys.v + from;
-    next_page_ = page_at(item.begin >> p_.keys.page_shift);
-    enter(item.begin);
-    if constexpr (kFp8) {
-      Codes keys = load<true>(item.begin);
-      for (int tile = item.begin; tile < limit_; tile += kTileKeys) {
-        const Codes values = load<false>(tile);
-        store<true>(keys);
-        const int next = tile + kTileKeys;
-        if (next % kChunkKeys == 0) enter(next);
-        if (next < limit_) keys = load<true>(next);
-        store<false>(values);
-      }
-    } else {
-      for (int tile = item.begin; tile < limit_; tile += kTileKeys) {
-        if (tile % kChunkKeys == 0 && tile != item.begin) enter(tile);
-        copy<true>(tile);
-        copy<false>(tile);
-      }
+    PrefillPages pages(p_, item.sequence, item.begin, item.limit);
+    for (int tile = item.begin; tile < item.limit; tile += kTileKeys) {
+      if (tile % kChunkKeys == 0 && tile != item.begin) pages.enter(tile);
+      copy<true>(item, pages, tile);
+      copy<false>(item, pages, tile);
     }
   }
   __device__ void finish() {
@@ -102,87 +60,145 @@ class PrefillProducer {
   }
 
  private:
-  __device__ int page_at(int first) const {
-    const int index = first + lane_;
-    if (index >= p_.keys.max_pages || index << p_.keys.page_shift >= limit_) return -1;
-    const int page = pages_[index];
-    return page < p_.keys.num_pages ? page : -1;
+  template <bool kKeys>
+  __device__ void copy(const PrefillItem<Layout>& item, const PrefillPages& pages, int tile) {
+    if (pending_ != 0 && !barrier_test(ring_.empty(), ring_.place.parity ^ 1)) {
+      publish_pending<0>();
+    }
+    barrier_wait(ring_.empty(), ring_.place.parity ^ 1);
+    const char* data = (kKeys ? p_.keys.k : p_.keys.v) +
+                       ((int64_t{item.head} << p_.keys.page_shift) * kPieces + piece_) * 16;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int position = tile + i * (kTileKeys / kPasses) + row_;
+      const int page = pages.page_of(position);
+      const bool inside = page >= 0 && position < item.limit;
+      const char* from = data;
+      if (inside) {
+        from += int64_t{page} * static_cast<int>(p_.keys.page_stride * 2) +
+                pages.offset_of(position) * (kPieces * 16);
+      }
+      const uint32_t to = ring_.slot() + i * (kTileKeys / kPasses * 128);
+      if constexpr (kKeys) {
+        copy_async_8(to + key_places_[0], from, inside);
+        copy_async_8(to + key_places_[1], from + 8, inside);
+      } else {
+        copy_async_16(to + value_place_, from, inside);
+      }
+    }
+    copy_async_commit();
+    if (pending_ != 0) publish_pending<1>();
+    pending_ = ring_.full();
+    ring_.place.advance();
   }
-  // A chunk has at most 32 pages, of eight tokens or more; `begin` is its first key to be read.
-  __device__ void enter(int begin) {
-    first_page_ = begin >> p_.keys.page_shift;
-    page_ = next_page_;
-    next_page_ = page_at((begin / kChunkKeys + 1) * kChunkKeys >> p_.keys.page_shift);
+  template <int kYounger>
+  __device__ void publish_pending() {
+    copy_async_wait<kYounger>();
+    ring_.publish(pending_);
+    pending_ = 0;
   }
-  // Where a position's row lies: row `offset` of its page; with `inside` false nowhere.
-  struct Row {
-    uint32_t page;
-    int offset;
-    bool inside;
-  };
-  __device__ Row row_of(int position) const {
-    const int page =
-        __shfl_sync(0xFFFFFFFFu, page_, (position >> p_.keys.page_shift) - first_page_);
-    return {static_cast<uint32_t>(page), position & ((1 << p_.keys.page_shift) - 1),
-            page >= 0 && position < limit_};
-  }
-  // From a head's first row of page 0.
-  __device__ int64_t bytes_to(const Row& row) const {
-    const auto page_bytes = static_cast<uint32_t>(p_.keys.page_stride * (kFp8 ? 1 : 2));
-    return static_cast<int64_t>(uint64_t{row.page} * page_bytes + row.offset * kRowBytes);
+};
+
+// FP8 pages: codes and scales are copied as they lie, two tiles ahead, then converted to FP16.
+template <int kWidth, int kConsumers>
+class PrefillConverter {
+  using Layout = PrefillLayout<true, kWidth, kConsumers>;
+  static constexpr int kPasses = Layout::kSlabs * 2;
+  static constexpr int kPassRows = kTileKeys / kPasses;
+
+  const AttentionProblem& p_;
+  PrefillRing<Layout> ring_;
+  RingPlace<2> raw_;
+  int warp_, lane_;
+  int row_, column_;  // of the tile's first pass
+  int key_places_[4], value_places_[2];
+
+ public:
+  __device__ PrefillConverter(const AttentionProblem& p, uint32_t shared)
+      : p_(p), ring_{shared, {}}, warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {
+    // A warp takes eight rows of a slab, four lanes each, so ordered that the stores of 8 and of 16
+    // lanes find different banks.
+    const int row = lane_ / 4, slab = warp_ % Layout::kSlabs, piece = lane_ % 4;
+    row_ = warp_ / Layout::kSlabs * 8 + row % 4 * 2 + ((row & 1) ^ (row >> 2));
+    column_ = slab * 64 + piece * 16;
+    for (int i = 0; i < 2; ++i) {
+      value_places_[i] = slab * kSlabBytes + slab_chunk(row_, 2 * piece + i);
+    }
+    for (int i = 0; i < 4; ++i) {
+      key_places_[i] = slab * kSlabBytes + contraction_place<true>(row_, 4 * piece + i);
+    }
   }
 
-  __device__ uint32_t slot() const {
-    return shared_ + Layout::kRing + place_.slot * Layout::kTileBytes;
+  __device__ void run(const PrefillItem<Layout>& item) {
+    PrefillPages pages(p_, item.sequence, item.begin, item.limit);
+    RingPlace<2> next = raw_;
+    for (const bool keys : {true, false}) {
+      fetch(item, pages, item.begin, keys, next.slot);
+      next.advance();
+    }
+    for (int tile = item.begin; tile < item.limit; tile += kTileKeys) {
+      const int ahead = tile + kTileKeys;
+      // Rows that are to be zeros: beyond the limit or on no page.
+      uint32_t rows[2];
+      for (int i = 0; i < 2; ++i) {
+        const int position = tile + 32 * i + lane_;
+        rows[i] = __ballot_sync(0xFFFFFFFFu,
+                                pages.page_of(position) >= 0 && position < item.limit);
+      }
+      if (ahead % kChunkKeys == 0) pages.enter(ahead);
+      convert<true>(rows);
+      if (ahead < item.limit) fetch(item, pages, ahead, true, raw_.slot);
+      raw_.advance();
+      convert<false>(rows);
+      if (ahead < item.limit) fetch(item, pages, ahead, false, raw_.slot);
+      raw_.advance();
+    }
   }
-  __device__ uint32_t full() const { return shared_ + Layout::kFull + 8 * place_.slot; }
-  __device__ uint32_t empty() const { return shared_ + Layout::kEmpty + 8 * place_.slot; }
-  __device__ void publish(uint32_t barrier) const {
-    fence_async_proxy();
+  __device__ void finish() {}
+
+ private:
+  __device__ uint32_t raw(int slot) const {
+    return ring_.shared + Layout::kRaw + slot * Layout::kRawBytes;
+  }
+  __device__ uint32_t raw_full(int slot) const {
+    return ring_.shared + Layout::kRawFull + 8 * slot;
+  }
+
+  // Starts the copy of a tile: a lane of the first warp for each page.
+  __device__ void fetch(const PrefillItem<Layout>& item, const PrefillPages& pages, int tile,
+                        bool keys, int slot) const {
+    if (warp_ != 0) return;
+    const int rows = min(kTileKeys, 1 << p_.keys.page_shift), first = lane_ * rows;
+    const int position = tile + first;
+    const int page = pages.page_of(first < kTileKeys ? position : tile);
+    const bool inside = first < kTileKeys && page >= 0 && position < item.limit;
+    const unsigned lanes = __ballot_sync(0xFFFFFFFFu, inside);
+    if (lane_ == 0) {
+      barrier_arrive_expecting(raw_full(slot), __popc(lanes) * rows * (kWidth + 4));
+    }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(barrier);
+    if (!inside) return;
+    const int row = (item.head << p_.keys.page_shift) + pages.offset_of(position);
+    const char* codes = keys ? p_.keys.k : p_.keys.v;
+    const float* scales = keys ? p_.keys.k_scales : p_.keys.v_scales;
+    copy_bulk(raw(slot) + first * kWidth, codes + page * p_.keys.page_stride + row * kWidth,
+              rows * kWidth, raw_full(slot));
+    copy_bulk(raw(slot) + Layout::kRawScales + first * 4,
+              scales + page * p_.keys.scale_page_stride + row, rows * 4, raw_full(slot));
   }
 
-  // Nothing waits for what is loaded before it is used.
-  __device__ static void load_or_zero(const void* from, bool inside, uint4& to) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
-        "mov.b32 %3, 0; @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-        : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w)
-        : "l"(from), "r"(inside ? 1 : 0));
-  }
-  __device__ static void load_or_zero(const void* from, bool inside, float& to) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.f32 %0, [%1]; }"
-        : "=&f"(to)
-        : "l"(from), "r"(inside ? 1 : 0));
-  }
   template <bool kKeys>
-  __device__ Codes load(int tile) const {
-    Codes result;
-    const char* data = kKeys ? keys_ : values_;
+  __device__ void convert(const uint32_t (&rows)[2]) {
+    barrier_wait(raw_full(raw_.slot), raw_.parity);
+    barrier_wait(ring_.empty(), ring_.place.parity ^ 1);
+    const uint32_t from = raw(raw_.slot) + row_ * kWidth + column_;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const Row row = row_of(tile + i * kPassRows + row_);
-      load_or_zero(data + bytes_to(row), row.inside, result.words[i]);
-    }
-    if (warp_ < kTileKeys / 32) {
-      const Row row = row_of(tile + warp_ * 32 + lane_);
-      const float* scales = kKeys ? p_.keys.k_scales : p_.keys.v_scales;
-      load_or_zero(scales + (row.page * p_.keys.scale_page_stride +
-                             (head_ << p_.keys.page_shift) + row.offset),
-                   row.inside, result.scale);
-    }
-    return result;
-  }
-  template <bool kKeys>
-  __device__ void store(const Codes& codes) {
-    barrier_wait(empty(), place_.parity ^ 1);
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const uint32_t to = slot() + i * kPassBytes;
-      const uint32_t w[4] = {codes.words[i].x, codes.words[i].y, codes.words[i].z,
-                             codes.words[i].w};
+      const uint32_t to = ring_.slot() + i * (kPassRows * 128);
+      uint32_t w[4];
+      load_shared(from + i * (kPassRows * kWidth), w);
+      const int row = i * kPassRows + row_;
+      if ((rows[i * kPassRows / 32] >> row % 32 & 1) == 0) w[0] = w[1] = w[2] = w[3] = 0;
 #pragma unroll
       for (int g = 0; g < 4; g += kKeys ? 1 : 2) {
         const uint32_t a = half2_of_e4m3(w[g]), b = half2_of_e4m3(w[g] >> 16);
@@ -194,43 +210,16 @@ class PrefillProducer {
         }
       }
     }
-    if (warp_ < kTileKeys / 32) {
-      store_shared(
-          shared_ + Layout::kScales + (place_.slot * kTileKeys + warp_ * 32 + lane_) * 4,
-          __float_as_uint(codes.scale));
+    if (warp_ < 2) {
+      const uint32_t scale = load_shared(raw(raw_.slot) + Layout::kRawScales +
+                                         (warp_ * 32 + lane_) * 4);
+      store_shared(ring_.shared + Layout::kScales +
+                       (ring_.place.slot * kTileKeys + warp_ * 32 + lane_) * 4,
+                   (rows[warp_] >> lane_ & 1) != 0 ? scale : 0);
     }
-    publish(full());
-    place_.advance();
-  }
-
-  // BF16 needs no arithmetic: copies run until the next slot's are on their way, or must wait.
-  template <bool kKeys>
-  __device__ void copy(int tile) {
-    if (pending_ != 0 && !barrier_test(empty(), place_.parity ^ 1)) publish_pending<0>();
-    barrier_wait(empty(), place_.parity ^ 1);
-    const char* data = kKeys ? keys_ : values_;
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const Row row = row_of(tile + i * kPassRows + row_);
-      const char* from = row.inside ? data + bytes_to(row) : data;
-      const uint32_t to = slot() + i * kPassBytes;
-      if constexpr (kKeys) {
-        copy_async_8(to + key_places_[0], from, row.inside);
-        copy_async_8(to + key_places_[1], from + 8, row.inside);
-      } else {
-        copy_async_16(to + value_places_[0], from, row.inside);
-      }
-    }
-    copy_async_commit();
-    if (pending_ != 0) publish_pending<1>();
-    pending_ = full();
-    place_.advance();
-  }
-  template <int kYounger>
-  __device__ void publish_pending() {
-    copy_async_wait<kYounger>();
-    publish(pending_);
-    pending_ = 0;
+    ring_.publish(ring_.full());
+    ring_.place.advance();
+    warpgroup_sync(1 + kConsumers);  // all have read the raw tile
   }
 };
 
