@@ -27,10 +27,12 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     prefill_kernel(const __grid_constant__ AttentionProblem p, int num_items) {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
   extern __shared__ __align__(1024) char shared[];
+  using Producer = std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
+                                      PrefillCopier<kWidth, kConsumers>>;
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
-      barrier_init(base + Layout::kFull + 8 * slot, 4);
+      barrier_init(base + Layout::kFull + 8 * slot, Producer::kArrivals);
       barrier_init(base + Layout::kEmpty + 8 * slot, 4 * kConsumers);
     }
     for (int slot = 0; slot < Layout::kRawSlots; ++slot) {
@@ -42,11 +44,8 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   PrefillItem<Layout> item(p, num_items);
   if (threadIdx.x >= 128 * kConsumers) {
     give_registers<kProducerRegisters>();
-    std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
-                       PrefillCopier<kWidth, kConsumers>>
-        producer(p, base);
+    Producer producer(p, base);
     for (; item.index >= 0; item.advance(p)) producer.run(item);
-    producer.finish();
   } else {
     take_registers<kConsumerRegisters>();
     PrefillConsumer<kFp8, kWidth, kConsumers> consumer(p, shared);

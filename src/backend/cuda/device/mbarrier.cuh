@@ -25,17 +25,11 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
           "r"(to), "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// Whether the phase of this parity has ended; answers at once.
-__device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; "
-      "selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
+// Arrives when this thread's copies of async_copy.cuh so far have ended.
+__device__ inline void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+// Until the phase of this parity has ended.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   do {

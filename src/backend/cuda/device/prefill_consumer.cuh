@@ -193,6 +193,7 @@ class PrefillConsumer {
   }
   __device__ void acquire(const RingPlace<Layout::kSlots>& place) const {
     barrier_wait(base_ + Layout::kFull + 8 * place.slot, place.parity);
+    if constexpr (!kFp8) fence_async_proxy();  // copies need no thread that could do it
   }
   __device__ void release(const RingPlace<Layout::kSlots>& place) const {
     __syncwarp();
@@ -272,7 +273,8 @@ class PrefillConsumer {
   // As wgmma_descriptor(from + offset), with the sum in units of 16 bytes.
   __device__ static uint64_t descriptor(uint32_t from, int offset) {
     constexpr uint64_t kRest = wgmma_descriptor(0);
-    return kRest | (static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4));
+    const uint32_t low = static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4);
+    return kRest >> 32 << 32 | low;
   }
   __device__ void start_scores(const RingPlace<Layout::kSlots>& keys) {
     wgmma_hold(scores_);

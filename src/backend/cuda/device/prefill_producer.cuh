@@ -17,27 +17,24 @@ struct PrefillRing {
   }
   __device__ uint32_t full() const { return shared + Layout::kFull + 8 * place.slot; }
   __device__ uint32_t empty() const { return shared + Layout::kEmpty + 8 * place.slot; }
-  __device__ void publish(uint32_t barrier) const {
-    fence_async_proxy();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-  }
 };
 
-// BF16 pages: copies run until the next slot's are on their way, or must wait.
+// BF16 pages: copies need no thread to end.
 template <int kWidth, int kConsumers>
 class PrefillCopier {
   using Layout = PrefillLayout<false, kWidth, kConsumers>;
   static constexpr int kPieces = kWidth / 8;  // of a row
   static constexpr int kPasses = kTileKeys * kPieces / 128;
+  static constexpr int kPassRows = kTileKeys / kPasses;
 
   const AttentionProblem& p_;
   PrefillRing<Layout> ring_;
-  uint32_t pending_ = 0;  // the full barrier of the slot being copied to
-  int row_, piece_;       // of the tile's first pass
+  int row_, piece_;  // of the tile's first pass
   int key_places_[2], value_place_;
 
  public:
+  static constexpr int kArrivals = 128;  // at a slot's full barrier
+
   __device__ PrefillCopier(const AttentionProblem& p, uint32_t shared)
       : p_(p), ring_{shared, {}}, row_(threadIdx.x % 128 / kPieces), piece_(threadIdx.x % kPieces) {
     const int slab = piece_ / 8 * kSlabBytes;
@@ -55,22 +52,16 @@ class PrefillCopier {
       copy<false>(item, pages, tile);
     }
   }
-  __device__ void finish() {
-    if (pending_ != 0) publish_pending<0>();
-  }
 
  private:
   template <bool kKeys>
   __device__ void copy(const PrefillItem<Layout>& item, const PrefillPages& pages, int tile) {
-    if (pending_ != 0 && !barrier_test(ring_.empty(), ring_.place.parity ^ 1)) {
-      publish_pending<0>();
-    }
     barrier_wait(ring_.empty(), ring_.place.parity ^ 1);
     const char* data = (kKeys ? p_.keys.k : p_.keys.v) +
                        ((int64_t{item.head} << p_.keys.page_shift) * kPieces + piece_) * 16;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const int position = tile + i * (kTileKeys / kPasses) + row_;
+      const int position = tile + i * kPassRows + row_;
       const int page = pages.page_of(position);
       const bool inside = page >= 0 && position < item.limit;
       const char* from = data;
@@ -78,7 +69,7 @@ class PrefillCopier {
         from += int64_t{page} * static_cast<int>(p_.keys.page_stride * 2) +
                 pages.offset_of(position) * (kPieces * 16);
       }
-      const uint32_t to = ring_.slot() + i * (kTileKeys / kPasses * 128);
+      const uint32_t to = ring_.slot() + i * (kPassRows * 128);
       if constexpr (kKeys) {
         copy_async_8(to + key_places_[0], from, inside);
         copy_async_8(to + key_places_[1], from + 8, inside);
@@ -86,16 +77,8 @@ class PrefillCopier {
         copy_async_16(to + value_place_, from, inside);
       }
     }
-    copy_async_commit();
-    if (pending_ != 0) publish_pending<1>();
-    pending_ = ring_.full();
+    barrier_arrive_after_copies(ring_.full());
     ring_.place.advance();
-  }
-  template <int kYounger>
-  __device__ void publish_pending() {
-    copy_async_wait<kYounger>();
-    ring_.publish(pending_);
-    pending_ = 0;
   }
 };
 
@@ -114,6 +97,8 @@ class PrefillConverter {
   int key_places_[4], value_places_[2];
 
  public:
+  static constexpr int kArrivals = 4;
+
   __device__ PrefillConverter(const AttentionProblem& p, uint32_t shared)
       : p_(p), ring_{shared, {}}, warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {
     // A warp takes eight rows of a slab, four lanes each, so ordered that the stores of 8 and of 16
@@ -154,8 +139,6 @@ class PrefillConverter {
       raw_.advance();
     }
   }
-  __device__ void finish() {}
-
  private:
   __device__ uint32_t raw(int slot) const {
     return ring_.shared + Layout::kRaw + slot * Layout::kRawBytes;
@@ -217,7 +200,9 @@ class PrefillConverter {
                        (ring_.place.slot * kTileKeys + warp_ * 32 + lane_) * 4,
                    (rows[warp_] >> lane_ & 1) != 0 ? scale : 0);
     }
-    ring_.publish(ring_.full());
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(ring_.full());
     ring_.place.advance();
     warpgroup_sync(1 + kConsumers);  // all have read the raw tile
   }
