@@ -81,8 +81,8 @@ void launch(Context& context, const AttentionProblem& p, int64_t num_tokens) {
 }  // namespace
 
 bool prefill_takes(const AttentionProblem& p) {
-  return (p.keys.width == 64 || p.keys.width == 128) && p.q_stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
+  return (p.keys.width == 64 || p.keys.width == 128) && p.keys.page_shift >= 4 &&
+         p.q_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }
 
 void launch_prefill(Context& context, const AttentionProblem& p, bool fp8, int64_t num_tokens) {

@@ -9,7 +9,8 @@ namespace octet::cuda {
 
 struct AttentionProblem;
 
-// Whether the kernel below takes the problem: heads of 64 or 128, queries at multiples of 16 bytes.
+// Whether the kernel below takes the problem: heads of 64 or 128, pages of 16 tokens or
+// more, queries at multiples of 16 bytes.
 bool prefill_takes(const AttentionProblem& problem);
 
 // Queues the forward of all sequences but those that `problem.chunked` leaves to decoding;

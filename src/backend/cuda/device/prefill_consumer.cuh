@@ -32,19 +32,18 @@ class PrefillConsumer {
   float total_maximum_[2], total_sum_[2];
   float out_[kSlabs][32];
   // The tile: its scores, then weights; the factors of what was and of the tile's own values when
-  // they are folded (kSkip: the row sees nothing of the tile).
+  // they are folded.
   float scores_[32];
   uint32_t weights_[4][4];
   float old_weight_[2], new_weight_[2];
   float down_[2];  // FP8, rarely: values are to be multiplied by this first
-  static constexpr float kSkip = -1;
 
  public:
   __device__ PrefillConsumer(const AttentionProblem& p, char* shared)
       : p_(p),
         shared_(shared),
         base_(shared_address(shared)),
-        group_(threadIdx.x / 128),
+        group_(uniform(static_cast<int>(threadIdx.x / 128))),
         thread_(threadIdx.x % 128),
         warp_(thread_ / 32),
         lane_(threadIdx.x % 32) {}
@@ -76,7 +75,11 @@ class PrefillConsumer {
       return;
     }
     place_queries(item, first_row);
-    const int begin = item.begin_of(p_, first_row), limit = item.position_of(p_, last_row) + 1;
+    const int begin = uniform(item.begin_of(p_, first_row));
+    const int limit = uniform(item.position_of(p_, last_row) + 1);
+    // All rows see all of the tiles in [whole_begin, whole_end).
+    const int whole_begin = p_.window == 0 ? 0 : limit - p_.window;
+    const int whole_end = uniform(item.position_of(p_, first_row)) + 2 - kTileKeys;
     int tile = item.begin;
     for (; tile < begin; tile += kTileKeys) skip_tile();
 #pragma unroll
@@ -98,7 +101,7 @@ class PrefillConsumer {
       place_.advance();
       const RingPlace<Layout::kSlots> values = place_;
       place_.advance();
-      weigh(tile, keys, values);
+      weigh(tile, tile < whole_begin || tile >= whole_end, keys, values);
       if constexpr (kAhead) {
         float acc[kSlabs][32];
 #pragma unroll
@@ -310,7 +313,7 @@ class PrefillConsumer {
 
   // From scores to weights; the chunk's maximum and sums move on. Releases the keys, and waits for
   // the values.
-  __device__ void weigh(int tile, const RingPlace<Layout::kSlots>& keys,
+  __device__ void weigh(int tile, bool masked, const RingPlace<Layout::kSlots>& keys,
                         const RingPlace<Layout::kSlots>& values) {
     const int t = lane_ % 4;
 #pragma unroll
@@ -325,13 +328,6 @@ class PrefillConsumer {
       }
     }
     release(keys);
-    bool masked = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      masked |= position_[h] < tile + kTileKeys - 1;
-      masked |= p_.window > 0 && position_[h] + 1 - p_.window > tile;
-    }
-    masked = __any_sync(0xFFFFFFFFu, masked);
     if (masked) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
@@ -363,7 +359,9 @@ class PrefillConsumer {
       const Fold folding = fold_of(maximum_[h], maximum);
       maximum_[h] = folding.maximum;
       old_weight_[h] = folding.old_weight;
-      new_weight_[h] = sees(h, tile, tile + kTileKeys) ? folding.new_weight : kSkip;
+      new_weight_[h] = folding.new_weight;
+      // What a row does not see leaves it as it is: the values are +0, and x × 1 − 0 is x.
+      if (masked && !sees(h, tile, tile + kTileKeys)) new_weight_[h] = -0.0f;
     }
     acquire(values);
     if (__all_sync(0xFFFFFFFFu, in_range)) {
@@ -386,7 +384,6 @@ class PrefillConsumer {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (new_weight_[h] == kSkip) continue;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         sum_[h][i] = fmaf(sum_[h][i], old_weight_[h], sum[h][i] * new_weight_[h]);
@@ -415,7 +412,7 @@ class PrefillConsumer {
         const float down = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
         // Both factors of the values are one where no product of theirs can be subnormal.
         const bool one = power >= -60 && (new_weight_[h] >= 0x1p-60f || new_weight_[h] == 0);
-        down_[h] = one || new_weight_[h] == kSkip ? 1.0f : down;
+        down_[h] = one ? 1.0f : down;
         if (one) new_weight_[h] *= down;
       }
     }
@@ -438,7 +435,6 @@ class PrefillConsumer {
   __device__ void fold_values(float (&acc)[32], int slab) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (new_weight_[h] == kSkip) continue;
       if (kFp8 && down_[h] != 1) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {

@@ -12,6 +12,9 @@
 
 namespace octet::cuda {
 
+// A value that all lanes hold, so that the compiler knows it.
+__device__ inline int uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+
 inline constexpr int kSlabBytes = kTileKeys * 128;  // also of a warpgroup's 64 queries
 
 // 16-byte chunk `chunk` of row `row` of a slab.
@@ -26,7 +29,7 @@ __device__ inline int contraction_place(int row, int g) {
   return slab_chunk(row, 2 * step + quarter / 2) + quarter % 2 * 8;
 }
 
-// A part of the keys a lane knows: the pages of one chunk.
+// The pages of a chunk of keys: a lane knows one.
 class PrefillPages {
   const KeySource* source_ = nullptr;
   const int32_t* table_ = nullptr;
@@ -47,8 +50,8 @@ class PrefillPages {
     next_page_ = page_at(begin);
     enter(begin);
   }
-  // Moves to the chunk of `begin`, its first position that is asked for: 32 pages at most, since a
-  // page has eight tokens or more.
+  // Moves to the chunk of `begin`, its first position that is asked for: at most 16 pages, since a
+  // page has 16 tokens or more.
   __device__ void enter(int begin) {
     first_ = begin >> source_->page_shift;
     page_ = next_page_;
@@ -109,6 +112,10 @@ struct PrefillItem {
     do {
       index -= static_cast<int>(gridDim.x);
     } while (index >= 0 && !read(p));
+    begin = uniform(begin);
+    limit = uniform(limit);
+    first_row = uniform(first_row);
+    last_row = uniform(last_row);
   }
 
   __device__ int position_of(const AttentionProblem& p, int row) const {

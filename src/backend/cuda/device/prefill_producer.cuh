@@ -19,62 +19,67 @@ struct PrefillRing {
   __device__ uint32_t empty() const { return shared + Layout::kEmpty + 8 * place.slot; }
 };
 
-// BF16 pages: copies need no thread to end.
+// BF16 pages: copies need no thread to end. A warp takes 16 rows, which lie side by side in a page.
 template <int kWidth, int kConsumers>
 class PrefillCopier {
   using Layout = PrefillLayout<false, kWidth, kConsumers>;
   static constexpr int kPieces = kWidth / 8;  // of a row
-  static constexpr int kPasses = kTileKeys * kPieces / 128;
-  static constexpr int kPassRows = kTileKeys / kPasses;
+  static constexpr int kPassRows = 32 / kPieces;
+  static constexpr int kPasses = 16 / kPassRows;
 
   const AttentionProblem& p_;
   PrefillRing<Layout> ring_;
-  int row_, piece_;  // of the tile's first pass
+  int warp_, row_;  // of the warp's rows in the first pass
+  int64_t column_;  // bytes
   int key_places_[2], value_place_;
 
  public:
   static constexpr int kArrivals = 128;  // at a slot's full barrier
 
   __device__ PrefillCopier(const AttentionProblem& p, uint32_t shared)
-      : p_(p), ring_{shared, {}}, row_(threadIdx.x % 128 / kPieces), piece_(threadIdx.x % kPieces) {
-    const int slab = piece_ / 8 * kSlabBytes;
+      : p_(p), ring_{shared, {}}, warp_(threadIdx.x % 128 / 32) {
+    const int lane = threadIdx.x % 32, piece = lane % kPieces;
+    row_ = lane / kPieces;
+    column_ = row_ * (kWidth * 2) + piece * 16;
+    const int slab = piece / 8 * kSlabBytes, row = 16 * warp_ + row_;
     for (int i = 0; i < 2; ++i) {
-      key_places_[i] = slab + contraction_place<false>(row_, piece_ % 8 * 2 + i);
+      key_places_[i] = slab + contraction_place<false>(row, piece % 8 * 2 + i);
     }
-    value_place_ = slab + slab_chunk(row_, piece_ % 8);
+    value_place_ = slab + slab_chunk(row, piece % 8);
   }
 
   __device__ void run(const PrefillItem<Layout>& item) {
     PrefillPages pages(p_, item.sequence, item.begin, item.limit);
+    const int64_t head = (int64_t{item.head} << p_.keys.page_shift) * (kWidth * 2) + column_;
     for (int tile = item.begin; tile < item.limit; tile += kTileKeys) {
       if (tile % kChunkKeys == 0 && tile != item.begin) pages.enter(tile);
-      copy<true>(item, pages, tile);
-      copy<false>(item, pages, tile);
+      const int position = tile + 16 * warp_, page = pages.page_of(position);
+      const int64_t from = head + int64_t{max(page, 0)} * static_cast<int>(p_.keys.page_stride * 2) +
+                           pages.offset_of(position) * (kWidth * 2);
+      const int rows = page >= 0 ? item.limit - position - row_ : 0;
+      copy<true>(p_.keys.k + from, rows);
+      copy<false>(p_.keys.v + from, rows);
     }
   }
 
  private:
+  // Rows from `rows` on are zeros.
   template <bool kKeys>
-  __device__ void copy(const PrefillItem<Layout>& item, const PrefillPages& pages, int tile) {
+  __device__ void copy(const char* from, int rows) {
     barrier_wait(ring_.empty(), ring_.place.parity ^ 1);
-    const char* data = (kKeys ? p_.keys.k : p_.keys.v) +
-                       ((int64_t{item.head} << p_.keys.page_shift) * kPieces + piece_) * 16;
+    const uint32_t slot = ring_.slot();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const int position = tile + i * kPassRows + row_;
-      const int page = pages.page_of(position);
-      const bool inside = page >= 0 && position < item.limit;
-      const char* from = data;
-      if (inside) {
-        from += int64_t{page} * static_cast<int>(p_.keys.page_stride * 2) +
-                pages.offset_of(position) * (kPieces * 16);
-      }
-      const uint32_t to = ring_.slot() + i * (kPassRows * 128);
+      const int row = i * kPassRows;
+      // The row moves chunks within a slab's row only by its last three bits.
+      const auto at = [&](int place) { return ((slot + place) ^ (row % 8 << 4)) + row * 128; };
+      const bool inside = row < rows;
+      const char* piece = from + row * (kWidth * 2);
       if constexpr (kKeys) {
-        copy_async_8(to + key_places_[0], from, inside);
-        copy_async_8(to + key_places_[1], from + 8, inside);
+        copy_async_8(at(key_places_[0]), piece, inside);
+        copy_async_8(at(key_places_[1]), piece + 8, inside);
       } else {
-        copy_async_16(to + value_place_, from, inside);
+        copy_async_16(at(value_place_), piece, inside);
       }
     }
     barrier_arrive_after_copies(ring_.full());
