@@ -13,7 +13,7 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
 endif()
 # No fused multiply-add but where the source says so. fmt switches its constexpr functions off under
 # nvcc, and its checked strings need them.
-set(CMAKE_CUDA_FLAGS "-gencode arch=compute_90a,code=sm_90a -fmad=false \
+set(CMAKE_CUDA_FLAGS "-fmad=false \
 -diag-suppress 2908 --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL= \
 -Xcompiler=-Wall,-Wextra,-Werror")
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")

@@ -1,41 +1,46 @@
 #!/usr/bin/env bash
-# Builds, tests and measures the CUDA backend on a machine with a Hopper GPU.
-#   tools/gpu.sh [build] [test] [sanitize] [exactness] [bench]      (no argument: all of them)
-# OCTET_BUILD names the build folder (default build-cuda); results are appended to $OCTET_RESULTS
-# (default gpu-results.txt).
+# Builds, tests and measures the CUDA backend on a machine with an NVIDIA GPU, section by section:
+#   tools/gpu.sh SECTION…      each takes seconds to a few minutes; `all` is every one of them
+# Results are appended to $OCTET_RESULTS (default gpu-results.txt), so that several short leases of
+# a card add up. OCTET_BUILD names the build folder (default build-cuda), OCTET_CHECKPOINT where
+# `load` keeps its 16 GB of BF16 files (default /dev/shm/octet-qwen3-8b).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${OCTET_BUILD:-build-cuda}
 results=${OCTET_RESULTS:-gpu-results.txt}
 octet=$build/octet
 parity=$build/tests/parity/cuda/cuda_parity_test
+sections=(build test sanitize exactness rollout-bf16 rollout-tensor rollout-channel rollout-block
+  attention products memory load smollm2 peers)
 
-run() {
-  echo "\$ octet $*" | tee -a "$results"
-  "$octet" "$@" 2>&1 | grep -v "product " | tee -a "$results"
+usage() { echo "usage: tools/gpu.sh SECTION… of: all ${sections[*]}"; }
+
+# A command and its output, shown and kept.
+keep() {
+  echo "\$ $*" | tee -a "$results"
+  "$@" 2>&1 | tee -a "$results"
 }
+run() { keep "$octet" "$@"; }
 
-build_all() {
-  cmake --preset cuda -DOCTET_TESTS=ON >/dev/null
+build() {
+  cmake --preset cuda -B "$build" -DOCTET_TESTS=ON >/dev/null
   cmake --build "$build" --target octet --target cuda_parity_test
 }
 
-test_all() { "$parity" --gtest_brief=1 2>&1 | tee -a "$results"; }
+test() { keep "$parity" --gtest_brief=1; }
 
-# Small cases of every kernel under the memory checker.
+# Small cases of every kernel under the memory checker, those that share memory under the race one.
 sanitize() {
-  compute-sanitizer --error-exitcode 1 --tool memcheck "$parity" --gtest_brief=1 \
-    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:QuantizeCuda.Bl*:QuantizeCuda.All*:LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*' \
-    2>&1 | tee -a "$results"
-  compute-sanitizer --error-exitcode 1 --tool racecheck "$parity" --gtest_brief=1 \
-    --gtest_filter='OpsCuda.Norms*:OpsCuda.LogProbs*:LinearCuda.WeightG*:AttentionCuda.Back*' \
-    2>&1 | tee -a "$results"
+  keep compute-sanitizer --error-exitcode 1 --tool memcheck "$parity" --gtest_brief=1 \
+    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
+  keep compute-sanitizer --error-exitcode 1 --tool racecheck "$parity" --gtest_brief=1 \
+    --gtest_filter='OpsCuda.Norms*:OpsCuda.LogProbs*:*LinearCuda.WeightG*:AttentionCuda.Back*'
 }
 
 # 0 differing log-probabilities between decoding and one scoring pass: every flow, granularity and
 # KV type; small steps of prefill, preemption, and samples that share a prompt.
 exactness() {
-  local layers=${OCTET_LAYERS:-4} common
+  local layers=${OCTET_LAYERS:-4} common kv scales
   common=(bench exactness --layers "$layers" --prompts 64 --prompt-tokens 100 --new-tokens 256)
   for kv in bf16 fp8; do
     run "${common[@]}" --flow bf16 --kv-cache-dtype "$kv"
@@ -50,30 +55,66 @@ exactness() {
   run bench exactness --prompts 64 --prompt-tokens 100 --new-tokens 256  # all 36 layers
 }
 
-bench() {
+rollout() {  # FLAGS…: the format; 1,000 + 1,000 tokens at every batch
   local batch
-  for batch in 1 16 64 256; do
-    run bench rollout --prompts "$batch" --flow bf16 --kv-cache-dtype bf16
-    run bench rollout --prompts "$batch" --load-in-fp8 channel
-    run bench rollout --prompts "$batch" --load-in-fp8 block
-  done
-  run bench rollout --prompts 256 --load-in-fp8 tensor
-  run bench rollout --prompts 16 --n 16 --load-in-fp8 channel
-  run bench rollout --prompts 16 --n 16 --flow bf16 --kv-cache-dtype bf16
-  run bench rollout --prompts 512 --load-in-fp8 channel
+  for batch in 1 16 64 256 512; do run bench rollout --prompts "$batch" "$@"; done
+  run bench rollout --prompts 16 --n 16 "$@"
+  run bench rollout --prompts 32 --n 16 "$@"
+}
+rollout-bf16() { rollout --flow bf16 --kv-cache-dtype bf16; }
+rollout-tensor() { rollout --load-in-fp8 tensor; }
+rollout-channel() {
+  rollout --load-in-fp8 channel
+  run bench rollout --prompts 256 --load-in-fp8 channel --kv-cache-dtype bf16
+}
+rollout-block() { rollout --load-in-fp8 block; }
+
+attention() {
+  run bench attention
+  keep python3 tools/peer_attention.py
 }
 
-[ $# -gt 0 ] || set -- build test sanitize exactness bench
+products() { run bench gemm --device cuda:0 --shape qwen3-8b; }
+
+# 200 calls with no growth; the pool unmapped and mapped again.
+memory() {
+  run bench rollout --prompts 64 --prompt-tokens 100 --new-tokens 50 --repeat 200 --remap
+}
+
+load() { run bench load --shape qwen3-8b --folder "${OCTET_CHECKPOINT:-/dev/shm/octet-qwen3-8b}"; }
+
+smollm2() {
+  local model=models/SmolLM2-135M-Instruct gguf
+  if [ ! -d "$model" ]; then
+    gguf=$(tools/fetch_smollm2.sh)
+    mkdir -p models
+    "$octet" import "$gguf" "$model"
+  fi
+  keep python3 tools/compare_devices.py "$model" --octet "$octet"
+}
+
+# Ours and theirs one after the other, so that the ratio is of one card in one state.
+peers() {
+  local shape prompts prompt new format json rates
+  for shape in "256 128 128" "64 1000 200"; do
+    read -r prompts prompt new <<<"$shape"
+    rates=()
+    for format in "--flow bf16 --kv-cache-dtype bf16" "--load-in-fp8 channel"; do
+      # shellcheck disable=SC2086  # several words
+      json=$("$octet" bench rollout --prompts "$prompts" --prompt-tokens "$prompt" \
+        --new-tokens "$new" $format --json)
+      echo "$json" | tee -a "$results"
+      rates+=("${format##* }=$(python3 -c \
+        'import json, sys; print(json.load(sys.stdin)["tokens_per_second"])' <<<"$json")")
+    done
+    keep python3 tools/peer_transformers.py --batch "$prompts" --prompt-tokens "$prompt" \
+      --new-tokens "$new" --ours "${rates[@]}"
+  done
+}
+
+[ "$*" = all ] && set -- "${sections[@]}"
 for section in "$@"; do
-  case "$section" in
-    build) build_all ;;
-    test) test_all ;;
-    sanitize) sanitize ;;
-    exactness) exactness ;;
-    bench) bench ;;
-    *)
-      echo "gpu.sh: unknown section \"$section\"" >&2
-      exit 2
-      ;;
-  esac
+  [[ " ${sections[*]} " == *" $section "* ]] || set --
 done
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+for section in "$@"; do "$section"; done

@@ -79,7 +79,7 @@ struct DoctorArguments {
 };
 
 struct BenchArguments {
-  std::string what;  // "gemm" | "rollout" | "exactness"
+  std::string what;  // "limits" | "gemm" | "attention" | "rollout" | "exactness"
   bool json = false;
   // rollout, exactness
   std::string shape = "qwen3-8b";

@@ -44,9 +44,7 @@ Choice find_cuda(int index) {
   for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
     if (index >= 0 && device.index != index) continue;
     if (device.usable) return {device.index, device.memory_bytes, device.name, {}};
-    why_none =
-        fmt::format("cuda:{} ({}) has compute capability {}.{}, and this build is for 9.0",
-                    device.index, device.name, device.capability / 10, device.capability % 10);
+    why_none = fmt::format("cuda:{}: {}", device.index, device.why_not);
   }
   if (why_none.empty()) why_none = fmt::format("there is no device cuda:{}", index);
   return {-1, 0, {}, why_none};

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "app/backend_choice.h"
+#include "app/bench_device.h"
 #include "app/bench_rollout.h"
 #include "app/commands.h"
 #include "app/output.h"
@@ -53,8 +54,12 @@ int run_bench(const BenchArguments& arguments) {
   if (arguments.what == "rollout" || arguments.what == "exactness") {
     return run_bench_rollout(arguments);
   }
+  if (arguments.what == "limits") return run_bench_limits(arguments);
+  if (arguments.what == "attention") return run_bench_attention(arguments);
   if (arguments.what != "gemm") {
-    fail_usage("bench", "can measure gemm, rollout and exactness, but not \"{}\"", arguments.what);
+    fail_usage("bench",
+               "can measure limits, gemm, attention, rollout and exactness, but not \"{}\"",
+               arguments.what);
   }
   const DeviceArguments& device = arguments.device;
   bench::GemmOptions options;

@@ -9,6 +9,7 @@
 
 #include "app/backend_choice.h"
 #include "app/output.h"
+#include "app/rollout_limits.h"
 #include "app/shapes.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -126,6 +127,26 @@ int64_t count_differing(ops::Backend& backend, loop::Policy& policy,
   return differing;
 }
 
+// On a backend of its own, which goes before the model comes.
+bench::DeviceLimits limits_of(const BenchArguments& arguments) {
+  return bench::measure_device_limits(*make_backend(arguments.device));
+}
+
+void report_limits(const BenchArguments& arguments, const loop::PolicyOptions& options,
+                   const model::Model& model, const bench::DeviceLimits& device,
+                   const RolloutTimes& times, const std::string& backend) {
+  const RolloutLimits limits(model,
+                             {.prompts = arguments.num_prompts,
+                              .samples = arguments.num_samples,
+                              .prompt_tokens = arguments.prompt_tokens,
+                              .new_tokens = arguments.new_tokens,
+                              .batch_tokens = options.max_batch_tokens,
+                              .max_sequences = options.max_sequences,
+                              .fp8_kv = options.fp8_kv},
+                             device);
+  print_line(arguments.json ? json(limits, times, arguments, backend) : describe(limits, times));
+}
+
 }  // namespace
 
 int run_bench_rollout(const BenchArguments& arguments) {
@@ -135,6 +156,8 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
   loop::check_plan(loop::plan_memory(config, config.vocab_size, options),
                    memory_limit(arguments.device));
+  const bool rollout = arguments.what == "rollout";
+  const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   fill_weights(*backend, policy.model());
@@ -177,12 +200,16 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
   const int64_t steps = engine.stats().num_steps - warm.num_steps;
-  print_line(fmt::format(
-      "{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
-      backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow, arguments.scales,
-      arguments.kv_cache_dtype, arguments.lora_rank, arguments.num_prompts, arguments.num_samples,
-      arguments.prompt_tokens, arguments.new_tokens));
-  print_line(
+  const bool json_alone = rollout && arguments.json;
+  const auto say = [&](const std::string& line) {
+    if (!json_alone) print_line(line);
+  };
+  say(fmt::format("{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
+                  backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow,
+                  arguments.scales, arguments.kv_cache_dtype, arguments.lora_rank,
+                  arguments.num_prompts, arguments.num_samples, arguments.prompt_tokens,
+                  arguments.new_tokens));
+  say(
       fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
                   "tok/s; {} steps, "
                   "{:.2f} ms each; {} preemptions; peak {}",
@@ -191,7 +218,17 @@ int run_bench_rollout(const BenchArguments& arguments) {
                   1e3 * (end - begin) / static_cast<double>(steps),
                   engine.stats().num_preemptions - warm.num_preemptions,
                   format_bytes(backend->allocator().peak_bytes())));
-  if (arguments.what != "exactness") return 0;
+  if (rollout) {
+    const RolloutTimes times{.start_seconds = start_seconds,
+                             .call_seconds = end - begin,
+                             .decode_seconds = end - decode_begin,
+                             .decode_tokens = static_cast<int64_t>(tokens) - decode_first,
+                             .steps = steps,
+                             .preemptions = engine.stats().num_preemptions - warm.num_preemptions,
+                             .peak_bytes = backend->allocator().peak_bytes()};
+    report_limits(arguments, options, policy.model(), device, times, backend->name());
+    return 0;
+  }
   double largest = 0;
   const int64_t differing = count_differing(*backend, policy, requests, completions, largest);
   print_line(fmt::format("  {} of {:.0f} log-probabilities differ between rollout and scoring{}",

@@ -156,7 +156,8 @@ Run define_doctor(CLI::App& command) {
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
   arguments->device.threads = 1;
-  command.add_option("what", arguments->what, "gemm | rollout | exactness")->required();
+  command.add_option("what", arguments->what, "limits | gemm | attention | rollout | exactness")
+      ->required();
   const auto number = [&](const char* flag, int64_t& to, const char* text) {
     command.add_option(flag, to, text)->capture_default_str();
   };
@@ -210,7 +211,7 @@ constexpr Command kCommands[] = {
     {"tokenize", "text or conversations to ids and back", define_tokenize},
     {"import", "a GGUF file to a Hugging Face folder", define_import},
     {"doctor", "the machine and, with a config, its files and memory plan", define_doctor},
-    {"bench", "measure: gemm, rollout, exactness", define_bench},
+    {"bench", "measure: limits, gemm, attention, rollout, exactness", define_bench},
 };
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {

@@ -63,8 +63,10 @@ struct AttentionBatch {
   // What the caller knows of the above, so that a backend need not fetch it; 0: nothing.
   int64_t max_query_tokens = 0;  // of one sequence, at most
   int64_t max_context = 0;       // the longest context, at most
-  // [S] I32 or empty: how many of its first pages a sequence has in common with the one before it
-  // (0 for the first). Both may be read once for the two; the bytes are the same.
+  // Runs of neighbouring sequences that begin with the same pages, [S] I32 or empty: the first
+  // sequence of the run that each belongs to, and how many leading full pages all of the run have
+  // in common (0: none). Those may be read once for the run; the bytes are the same.
+  tensor::TensorView shared_first{};
   tensor::TensorView shared_pages{};
   int64_t max_shared_pages = 0;  // the largest of them
 };
@@ -72,7 +74,7 @@ struct AttentionBatch {
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.
 // Positions are walked in tiles of kAttentionTile from position 0 up, whatever the query's length,
 // page or batch: each tile's maximum, sum and weighted values are folded in order. So a row's bytes
-// depend on its own sequence alone.
+// depend on its own sequence alone. A row that sees nothing gives zeros on a device.
 // q, out [T, H, D] BF16|F32 (first axis may be strided); lse [T, H] F32: log Σ exp(scale q·k), or
 // empty. `quantized` takes out as [T, H · D].
 struct AttentionArgs {

@@ -1,9 +1,20 @@
 #include "ops/backend.h"
 
+#include <chrono>
+
 namespace octet::ops {
 
 using tensor::Shape;
 using tensor::TensorView;
+
+double Backend::time_seconds(const std::function<void()>& body, int repeats) {
+  synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < repeats; ++i) body();
+  synchronize();
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  return passed.count() / repeats;
+}
 
 void Backend::attention_inputs(const AttentionInputsArgs& args) {
   const int64_t q_width = args.q_out.row_elements(), k_width = args.k_out.row_elements();

@@ -39,8 +39,11 @@ class Backend {
   virtual void fill_zero(const tensor::TensorView& out) = 0;
   virtual void convert(
       const tensor::TensorView& from,
-      const tensor::TensorView& to) = 0;  // F32 <-> BF16, equal shapes, strided rows allowed
+      const tensor::TensorView& to) = 0;  // of F32, BF16; equal shapes, strided rows allowed
   virtual void synchronize() = 0;
+  // Seconds of one call of `body` when `repeats` of them follow each other, by the device's clock
+  // where it has one; waits. By default by the host's.
+  virtual double time_seconds(const std::function<void()>& body, int repeats);
 
   virtual void quantize(const QuantizeArgs& args) = 0;
   virtual void dequantize(const DequantizeArgs& args) = 0;

@@ -2,11 +2,11 @@
 // values as 16-bit operands, and of consumers with 64 query rows each, on wgmma. The arithmetic of a
 // row is the class of attention_tile.cuh: FP16 and BF16 products of wgmma and mma.sync have the same
 // bits when the same sixteen terms meet in each step.
-#include "backend/cuda/attention_prefill.h"
-
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/attention.h"
+#include "backend/cuda/checks.h"
 #include "backend/cuda/device/prefill_consumer.cuh"
 #include "backend/cuda/device/prefill_producer.cuh"
 #include "backend/cuda/status.h"
@@ -24,7 +24,7 @@ constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : 232;
 
 template <bool kFp8, int kWidth>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
-    prefill_kernel(const __grid_constant__ AttentionProblem p, int num_items) {
+    prefill_kernel(const __grid_constant__ PrefillProblem p, int num_items) {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
   extern __shared__ __align__(1024) char shared[];
   using Producer = std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
@@ -61,37 +61,39 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
 }
 
 template <bool kFp8, int kWidth>
-void launch(Context& context, const AttentionProblem& p, int64_t num_tokens) {
+void launch(Context& context, const PrefillProblem& p) {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
-  static const bool ready = [] {
-    check(cudaFuncSetAttribute(prefill_kernel<kFp8, kWidth>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes),
-          "attention");
-    return true;
-  }();
+  const auto kernel = prefill_kernel<kFp8, kWidth>;
+  static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
-  const auto num_items = static_cast<int>(
-      (num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads);
+  const int num_items =
+      (p.num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads;
   const int blocks = std::min(num_items, context.num_multiprocessors());
-  prefill_kernel<kFp8, kWidth>
-      <<<blocks, Layout::kThreads, Layout::kBytes, context.stream()>>>(p, num_items);
+  kernel<<<static_cast<unsigned>(blocks), Layout::kThreads, Layout::kBytes, context.stream()>>>(
+      p, num_items);
   check_launch("attention");
 }
 
 }  // namespace
 
-bool prefill_takes(const AttentionProblem& p) {
-  return (p.keys.width == 64 || p.keys.width == 128) && p.keys.page_shift >= 4 &&
-         p.q_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
-}
-
-void launch_prefill(Context& context, const AttentionProblem& p, bool fp8, int64_t num_tokens) {
-  const auto run = [&](auto fp8_cache) {
-    constexpr bool kFp8 = decltype(fp8_cache)::value;
-    p.keys.width == 64 ? launch<kFp8, 64>(context, p, num_tokens)
-                       : launch<kFp8, 128>(context, p, num_tokens);
+bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8) {
+  constexpr int64_t kMostRows = int64_t{1} << 27;
+  const int width = p.keys.width;
+  if (context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
+      int64_t{p.num_tokens} * p.group >= kMostRows || p.group > 32 || p.q_stride % 8 != 0 ||
+      reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
+    return false;
+  }
+  PrefillProblem problem{p, 0};
+  if (p.group > 1) {
+    problem.group_inverse = static_cast<uint32_t>(divide_up(int64_t{1} << 32, p.group));
+  }
+  const auto run = [&](auto kernel_fp8) {
+    constexpr bool kFp8 = decltype(kernel_fp8)::value;
+    width == 64 ? launch<kFp8, 64>(context, problem) : launch<kFp8, 128>(context, problem);
   };
   fp8 ? run(std::true_type()) : run(std::false_type());
+  return true;
 }
 
 }  // namespace octet::cuda

@@ -57,6 +57,9 @@ Context::Context(int device, int64_t limit_bytes)
       library_(std::make_unique<LibraryProducts>()) {
   check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "CUDA device");
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "CUDA device");
+  portable_ = major != 9;
   check(cudaMalloc(reinterpret_cast<void**>(&counters_), sizeof(DeviceCounters)), "counters");
   check(cudaMemsetAsync(counters_, 0, sizeof(DeviceCounters), stream_), "counters");
   check(cudaMallocHost(reinterpret_cast<void**>(&staging_), kStagingBytes), "pinned staging");
@@ -72,6 +75,11 @@ Context::~Context() {
   cudaFreeHost(staging_);
   cudaFree(counters_);
   cudaStreamDestroy(stream_);
+}
+
+void Context::force_portable() {
+  portable_ = true;
+  library_ = std::make_unique<LibraryProducts>(false);
 }
 
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
@@ -126,5 +134,18 @@ void Context::fill_zero(void* device, int64_t num_bytes) {
 }
 
 void Context::synchronize() { check(cudaStreamSynchronize(stream_), "CUDA stream"); }
+
+double Context::time_seconds(const std::function<void()>& body, int repeats) {
+  cudaEvent_t events[2];
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "timing");
+  check(cudaEventRecord(events[0], stream_), "timing");
+  for (int i = 0; i < repeats; ++i) body();
+  check(cudaEventRecord(events[1], stream_), "timing");
+  check(cudaEventSynchronize(events[1]), "timing");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, events[0], events[1]), "timing");
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+  return 1e-3 * milliseconds / repeats;
+}
 
 }  // namespace octet::cuda

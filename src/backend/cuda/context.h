@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -55,6 +56,9 @@ class Context {
 
   int device() const { return device_; }
   int num_multiprocessors() const { return num_multiprocessors_; }
+  // Whether kernels that every architecture has must serve, and not Hopper's own.
+  bool portable() const { return portable_; }
+  void force_portable();  // and no library, whose products are in another class
   cudaStream_t stream() const { return stream_; }
   DeviceAllocator& allocator() { return allocator_; }
   DeviceCounters* counters() const { return counters_; }
@@ -72,6 +76,8 @@ class Context {
   void download(const void* device, void* host, int64_t num_bytes);  // waits
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
+  // Seconds of one of `repeats` calls of `body`, on the stream's own clock; waits.
+  double time_seconds(const std::function<void()>& body, int repeats);
 
  private:
   // Makes the owner of the stream exist before the allocator that uses it.
@@ -79,6 +85,7 @@ class Context {
 
   int device_;
   int num_multiprocessors_ = 0;
+  bool portable_ = false;
   cudaStream_t stream_;
   DeviceAllocator allocator_;
   std::array<tensor::Buffer, kNumScratchSlots> scratch_;

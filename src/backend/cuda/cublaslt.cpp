@@ -238,8 +238,8 @@ float time_of(Context& context, const Body& body) {
 
 }  // namespace
 
-LibraryProducts::LibraryProducts() : library_(std::make_unique<Library>()) {
-  const std::string missing = library_->open();
+LibraryProducts::LibraryProducts(bool load) : library_(std::make_unique<Library>()) {
+  const std::string missing = load ? library_->open() : "it was not asked for";
   if (!missing.empty()) {
     description_ = fmt::format("no cuBLASLt ({}): own kernels serve every product", missing);
     library_.reset();

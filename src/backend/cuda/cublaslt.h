@@ -14,7 +14,7 @@ namespace octet::cuda {
 
 class LibraryProducts {
  public:
-  LibraryProducts();
+  explicit LibraryProducts(bool load = true);  // false: it serves nothing
   ~LibraryProducts();
   LibraryProducts(const LibraryProducts&) = delete;
   LibraryProducts& operator=(const LibraryProducts&) = delete;

@@ -3,21 +3,23 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/fused.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
+#include "base/strings.h"
 
 namespace octet::cuda {
 namespace {
 
 using tensor::TensorView;
 
-constexpr int kBuiltFor = 90;  // sm_90a runs on compute capability 9.0 alone
-
 class CudaBackend final : public ops::Backend {
  public:
   CudaBackend(const CudaOptions& options, std::string name)
-      : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {}
+      : name_(std::move(name)), context_(options.device, options.memory_limit_bytes) {
+    if (options.portable) context_.force_portable();
+  }
 
   std::string name() const override { return name_; }
   tensor::Allocator& allocator() override { return context_.allocator(); }
@@ -38,6 +40,9 @@ class CudaBackend final : public ops::Backend {
     cuda::convert(context_, from, to);
   }
   void synchronize() override { context_.synchronize(); }
+  double time_seconds(const std::function<void()>& body, int repeats) override {
+    return context_.time_seconds(body, repeats);
+  }
   ops::QuantizeCounters take_quantize_counters() override {
     DeviceCounters counters{};
     context_.download(context_.counters(), &counters, sizeof(counters));
@@ -65,30 +70,46 @@ class CudaBackend final : public ops::Backend {
   }
   void add(const ops::AddArgs& args) override { cuda::add(context_, args); }
   void gated_activation(const ops::GatedActivationArgs& args) override {
-    cuda::gated_activation(context_, args);
+    if (fused_gated_activation(context_, args)) return;
+    if (args.quantized.empty()) {
+      cuda::gated_activation(context_, args);
+      return;
+    }
+    ops::GatedActivationArgs dense = args;
+    dense.quantized = {};
+    gated_activation(dense);
     quantize_output(args.out, args.quantized);
   }
   void gated_activation_backward(const ops::GatedActivationBackwardArgs& args) override {
     cuda::gated_activation_backward(context_, args);
   }
   void rms_norm(const ops::RmsNormArgs& args) override {
-    ops::RmsNormArgs norm = args;
-    if (!args.branch.empty()) {
-      cuda::add(context_, {args.x, args.branch, args.sum});
-      norm.x = args.sum;
+    if (fused_rms_norm(context_, args)) return;
+    ops::RmsNormArgs part = args;
+    if (!args.quantized.empty()) {
+      part.quantized = {};
+      rms_norm(part);
+      quantize_output(args.y, args.quantized);
+    } else if (!args.branch.empty()) {
+      add({args.x, args.branch, args.sum});
+      part.x = args.sum;
+      part.branch = part.sum = {};
+      rms_norm(part);
+    } else {
+      cuda::rms_norm(context_, args);
     }
-    cuda::rms_norm(context_, norm);
-    quantize_output(args.y, args.quantized);
   }
   void rms_norm_backward(const ops::RmsNormBackwardArgs& args) override {
     cuda::rms_norm_backward(context_, args);
   }
   void rope(const ops::RopeArgs& args) override { cuda::rope(context_, args); }
+  void attention_inputs(const ops::AttentionInputsArgs& args) override {
+    if (!fused_attention_inputs(context_, args)) Backend::attention_inputs(args);
+  }
   void kv_append(const ops::KvAppendArgs& args) override { cuda::kv_append(context_, args); }
   void kv_copy(const ops::KvCopyArgs& args) override { cuda::kv_copy(context_, args); }
   void attention(const ops::AttentionArgs& args) override {
     cuda::attention(context_, args);
-    quantize_output(args.out, args.quantized);
   }
   void attention_backward(const ops::AttentionBackwardArgs& args) override {
     cuda::attention_backward(context_, args);
@@ -110,6 +131,17 @@ class CudaBackend final : public ops::Backend {
 
 }  // namespace
 
+std::string architecture_for(int capability, const std::string& architectures) {
+  for (const std::string& architecture : split(architectures, ',')) {
+    const int number = std::stoi(architecture);
+    const bool served = architecture.ends_with('a')
+                            ? capability == number
+                            : capability / 10 == number / 10 && capability >= number;
+    if (served) return architecture;
+  }
+  return "";
+}
+
 std::vector<DeviceInfo> devices(std::string& why_none) {
   std::vector<DeviceInfo> found;
   int count = 0;
@@ -122,9 +154,22 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) continue;
-    const int capability = 10 * properties.major + properties.minor;
-    found.push_back({index, properties.name, capability,
-                     static_cast<int64_t>(properties.totalGlobalMem), capability == kBuiltFor});
+    DeviceInfo info;
+    info.index = index;
+    info.name = properties.name;
+    info.capability = 10 * properties.major + properties.minor;
+    info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    info.usable = !architecture_for(info.capability, OCTET_CUDA_ARCHITECTURES).empty();
+    if (!info.usable) {
+      info.why_not = fmt::format(
+          "{} has compute capability {}.{}, {}", info.name, properties.major, properties.minor,
+          info.capability < 89
+              ? "whose matrix units have no FP8: 8.9 is the least"
+              : fmt::format("and this build has kernels for sm_{}; cmake --preset cuda-all builds "
+                            "for sm_89, sm_90a, sm_100f and sm_120f",
+                            fmt::join(split(OCTET_CUDA_ARCHITECTURES, ','), ", sm_")));
+    }
+    found.push_back(info);
   }
   if (found.empty()) why_none = "the driver shows no device";
   return found;
@@ -140,14 +185,11 @@ std::unique_ptr<ops::Backend> make_cuda_backend(const CudaOptions& options) {
          all.empty() ? why_none : fmt::format("the driver shows {} device(s)", all.size()));
   }
   const DeviceInfo& info = all[static_cast<size_t>(options.device)];
-  if (!info.usable) {
-    fail("CUDA device",
-         "this build has kernels for compute capability 9.0 (Hopper), but {} has {}.{}; use "
-         "--device cpu",
-         info.name, info.capability / 10, info.capability % 10);
-  }
+  if (!info.usable) fail("CUDA device", "{}; use --device cpu", info.why_not);
   return std::make_unique<CudaBackend>(
-      options, fmt::format("cuda:{} ({}, sm_90a)", options.device, info.name));
+      options, fmt::format("cuda:{} ({}, sm_{}{})", options.device, info.name,
+                           architecture_for(info.capability, OCTET_CUDA_ARCHITECTURES),
+                           options.portable ? ", portable" : ""));
 }
 
 }  // namespace octet::cuda

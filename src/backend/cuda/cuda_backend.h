@@ -15,7 +15,13 @@ struct DeviceInfo {
   int capability = 0;  // 90: Hopper
   int64_t memory_bytes = 0;
   bool usable = false;  // this build has kernels for it
+  std::string why_not;  // where it is not
 };
+
+// Which of the architectures "89,90a,100f" has kernels for a device of this compute capability;
+// empty: none. Those of 90a run on 9.0 alone, others on their own and later ones of the same major
+// number.
+std::string architecture_for(int capability, const std::string& architectures);
 
 // The devices that the driver shows; empty, with the reason in `why_none`, where there are none.
 std::vector<DeviceInfo> devices(std::string& why_none);
@@ -26,6 +32,7 @@ std::string describe_libraries();
 struct CudaOptions {
   int device = 0;
   int64_t memory_limit_bytes = 0;  // 0: none
+  bool portable = false;           // on Hopper, too, only the kernels that every architecture has
 };
 
 // Throws Error where the device is not there or this build has no kernels for it.

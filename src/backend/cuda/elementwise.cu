@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/device/gate.cuh"
 #include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
@@ -48,17 +49,6 @@ __global__ void add_kernel(const T* a, int64_t a_stride, const T* b, int64_t b_s
     for (int i = 0; i < kVector; ++i) x[i] += y[i];
     store_vector(x, out + row * out_stride + column);
   }
-}
-
-// Both activations are x · sigmoid(u): u = x for SiLU, u = 2 √(2/π) (x + 0.044715 x³) for GELU.
-constexpr float kGeluScale = 1.59576912f;
-constexpr float kGeluCubic = 0.044715f;
-
-__device__ float gate_argument(float x, bool gelu) {
-  return gelu ? kGeluScale * (x + x * x * x * kGeluCubic) : x;
-}
-__device__ float active(float x, bool gelu) {
-  return __fdiv_rn(x, 1.0f + expf(-gate_argument(x, gelu)));
 }
 
 template <int kVector, class T>

@@ -218,6 +218,7 @@ void launch_any(Context& context, Tiles& tiles) {
 
 void run_own_product(Context& context, const Product& product) {
   if (product.num_tokens == 0) return;
+  if (context.portable()) return run_portable_product(context, product);
   Tiles tiles{};
   tiles.p = product;
   const int64_t element_bytes = product.format == ProductFormat::kBF16 ? 2 : 1;

@@ -53,5 +53,8 @@ struct Product {
 // gives the same bytes.
 void run_own_product(Context& context, const Product& product);
 void run_product(Context& context, const Product& product);
+// The own kernel of every device but Hopper's: 8-bit steps of 32 are summed as its units do it, so
+// the 8-bit formats are a class of their own there.
+void run_portable_product(Context& context, const Product& product);
 
 }  // namespace octet::cuda

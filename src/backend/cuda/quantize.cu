@@ -3,8 +3,10 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
-#include "backend/cuda/device/vectors.cuh"
+#include "backend/cuda/device/row_vectors.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
+#include "backend/cuda/quantized_rows.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
@@ -38,55 +40,44 @@ struct Target {
   bool pow2;
 };
 
-// Eight BF16 values at a time, where the layout allows it.
-__device__ void load8(const Source& source, int64_t row, int64_t column, float (&values)[8]) {
-  load_vector(static_cast<const Bf16*>(source.x.data) + row * source.stride + column, values);
-}
-
-template <bool kE5M2>
-__device__ void store8(const float (&values)[8], float scale, uint8_t* to, CodeCounts& counts) {
-  uint32_t words[2] = {0, 0};
+// BF16 rows in registers: `parts` neighbouring blocks take a row, a thread kVectors times eight
+// elements of it.
+template <bool kE5M2, int kVectors>
+__global__ void __launch_bounds__(1024)
+    vectors_kernel(const Bf16* x, int64_t stride, int width, int parts, QuantizedRows to) {
+  const int64_t row = blockIdx.x / static_cast<unsigned>(parts);
+  const int part = static_cast<int>(blockIdx.x) % parts;
+  const int step = 8 * static_cast<int>(blockDim.x);
+  const int first = part * kVectors * step + 8 * static_cast<int>(threadIdx.x);
+  uint4 pairs[kVectors];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    words[i / 4] |= uint32_t{counts.encode<kE5M2>(values[i], scale)} << 8 * (i % 4);
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first + v * step;
+    pairs[v] = make_uint4(0, 0, 0, 0);
+    if (column < width) pairs[v] = load8(x + row * stride + column);
   }
-  *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  quantize_row<kE5M2, true>(pairs, row, first, width, to);
 }
 
 // One scale per row: a block each.
-template <bool kE5M2, bool kVector>
+template <bool kE5M2>
 __global__ void rows_kernel(Source source, Target target, DeviceCounters* counters) {
   const int64_t row = blockIdx.x;
-  constexpr int kWidth = kVector ? 8 : 1;
   float amax = 0;
-  for (int64_t i = int64_t{threadIdx.x} * kWidth; i < source.columns; i += kThreads * kWidth) {
-    if constexpr (kVector) {
-      float values[8];
-      load8(source, row, i, values);
-#pragma unroll
-      for (const float value : values) amax = fmaxf(amax, finite_magnitude(value));
-    } else {
-      amax = fmaxf(amax, finite_magnitude(source.at(row, i)));
-    }
+  for (int64_t i = threadIdx.x; i < source.columns; i += kThreads) {
+    amax = fmaxf(amax, finite_magnitude(source.at(row, i)));
   }
   const float scale = scale_of<kE5M2>(block_max(amax), target.pow2);
   if (threadIdx.x == 0) target.scales[row] = scale;
   CodeCounts counts;
-  for (int64_t i = int64_t{threadIdx.x} * kWidth; i < source.columns; i += kThreads * kWidth) {
-    uint8_t* to = target.codes + row * target.stride + i;
-    if constexpr (kVector) {
-      float values[8];
-      load8(source, row, i, values);
-      store8<kE5M2>(values, scale, to, counts);
-    } else {
-      *to = counts.encode<kE5M2>(source.at(row, i), scale);
-    }
+  for (int64_t i = threadIdx.x; i < source.columns; i += kThreads) {
+    target.codes[row * target.stride + i] = counts.encode<kE5M2>(source.at(row, i), scale);
   }
   counts.add_to(counters);
 }
 
 // One scale per row and 128 columns: a warp each, four columns to a lane.
-template <bool kE5M2, bool kVector>
+template <bool kE5M2>
 __global__ void row_blocks_kernel(Source source, Target target, int64_t groups,
                                   DeviceCounters* counters) {
   const int64_t index = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
@@ -95,34 +86,19 @@ __global__ void row_blocks_kernel(Source source, Target target, int64_t groups,
     const int64_t row = index / groups, begin = index % groups * kScaleBlock;
     const int lane = threadIdx.x % 32;
     float values[4], amax = 0;
-    if constexpr (kVector) {
-      load_vector(static_cast<const Bf16*>(source.x.data) + row * source.stride + begin + 4 * lane,
-                  values);
-    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t column = begin + 4 * lane + i;
-      if constexpr (!kVector) {
-        values[i] = column < source.columns ? source.at(row, column) : 0.0f;
-      }
+      values[i] = column < source.columns ? source.at(row, column) : 0.0f;
       amax = fmaxf(amax, finite_magnitude(values[i]));
     }
     const float scale = scale_of<kE5M2>(warp_reduce(amax, Max()), target.pow2);
     if (lane == 0) target.scales[index] = scale;
-    if constexpr (kVector) {
-      uint32_t word = 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        word |= uint32_t{counts.encode<kE5M2>(values[i], scale)} << 8 * i;
-      }
-      *reinterpret_cast<uint32_t*>(target.codes + row * target.stride + begin + 4 * lane) = word;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t column = begin + 4 * lane + i;
-        if (column < source.columns) {
-          target.codes[row * target.stride + column] = counts.encode<kE5M2>(values[i], scale);
-        }
+    for (int i = 0; i < 4; ++i) {
+      const int64_t column = begin + 4 * lane + i;
+      if (column < source.columns) {
+        target.codes[row * target.stride + column] = counts.encode<kE5M2>(values[i], scale);
       }
     }
   }
@@ -209,36 +185,34 @@ __global__ void dequantize_kernel(const uint8_t* codes, int64_t stride, ScaleLay
   }
 }
 
-bool is_aligned(const void* data, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+template <bool kE5M2>
+void launch_vectors(Context& context, const TensorView& x, const QuantizedRows& to) {
+  const int64_t rows = x.shape[0], columns = x.shape[1];
+  const RowShares shares = shares_of(rows, columns, !to.by_block, context.num_multiprocessors());
+  const auto kernel = shares.per_thread == 1   ? vectors_kernel<kE5M2, 1>
+                      : shares.per_thread == 2 ? vectors_kernel<kE5M2, 2>
+                                               : vectors_kernel<kE5M2, 4>;
+  launch("quantize", context.stream(), shares.launch, kernel,
+         static_cast<const Bf16*>(x.as<Bf16>()), x.row_stride, static_cast<int>(columns),
+         shares.parts, to);
 }
 
 template <bool kE5M2>
-void launch(Context& context, const Source& source, const Target& target, Granularity granularity) {
+void launch_general(Context& context, const Source& source, const Target& target,
+                    Granularity granularity) {
   const cudaStream_t stream = context.stream();
   DeviceCounters* counters = context.counters();
   const auto rows = static_cast<unsigned>(source.rows);
   const int64_t groups = divide_up(source.columns, kScaleBlock);
   switch (granularity) {
-    case Granularity::kRow: {
-      const bool vector = source.x.is_bf16 && source.column_scale == nullptr &&
-                          source.columns % 8 == 0 && source.stride % 8 == 0 &&
-                          target.stride % 8 == 0 && is_aligned(source.x.data, 16) &&
-                          is_aligned(target.codes, 8);
-      const auto kernel = vector ? rows_kernel<kE5M2, true> : rows_kernel<kE5M2, false>;
-      kernel<<<rows, kThreads, 0, stream>>>(source, target, counters);
+    case Granularity::kRow:
+      rows_kernel<kE5M2><<<rows, kThreads, 0, stream>>>(source, target, counters);
       break;
-    }
-    case Granularity::kRowBlock: {
-      const bool vector = source.x.is_bf16 && source.column_scale == nullptr &&
-                          source.columns % kScaleBlock == 0 && source.stride % 4 == 0 &&
-                          target.stride % 4 == 0 && is_aligned(source.x.data, 8) &&
-                          is_aligned(target.codes, 4);
-      const auto kernel = vector ? row_blocks_kernel<kE5M2, true> : row_blocks_kernel<kE5M2, false>;
-      kernel<<<static_cast<unsigned>(divide_up(source.rows * groups, kThreads / 32)), kThreads, 0,
-               stream>>>(source, target, groups, counters);
+    case Granularity::kRowBlock:
+      row_blocks_kernel<kE5M2>
+          <<<static_cast<unsigned>(divide_up(source.rows * groups, kThreads / 32)), kThreads, 0,
+             stream>>>(source, target, groups, counters);
       break;
-    }
     case Granularity::kBlock:
       blocks_kernel<kE5M2><<<dim3(static_cast<unsigned>(groups),
                                   static_cast<unsigned>(divide_up(source.rows, kScaleBlock))),
@@ -268,6 +242,14 @@ void quantize(Context& context, const ops::QuantizeArgs& args) {
     require_vector(kOp, "column_scale", args.column_scale, DType::kF32, columns);
   }
   if (rows * columns == 0) return;
+  const bool is_e5m2 = args.out.codes.dtype == DType::kE5M2;
+  if (args.column_scale.empty() && args.x.dtype == DType::kBF16 &&
+      takes_vectors(args.x, columns, 8) && can_quantize_rows(args.out, rows, columns)) {
+    const QuantizedRows to = quantized_rows(context, {args.out, args.scale_format});
+    is_e5m2 ? launch_vectors<true>(context, args.x, to)
+            : launch_vectors<false>(context, args.x, to);
+    return;
+  }
   const Source source{{args.x.data, args.x.dtype == DType::kBF16},
                       args.x.row_stride,
                       args.column_scale.as<float>(),
@@ -275,10 +257,10 @@ void quantize(Context& context, const ops::QuantizeArgs& args) {
                       columns};
   const Target target{args.out.codes.as<uint8_t>(), args.out.codes.row_stride,
                       args.out.scales.as<float>(), args.scale_format == tensor::ScaleFormat::kPow2};
-  if (args.out.codes.dtype == DType::kE5M2) {
-    launch<true>(context, source, target, args.out.granularity);
+  if (is_e5m2) {
+    launch_general<true>(context, source, target, args.out.granularity);
   } else {
-    launch<false>(context, source, target, args.out.granularity);
+    launch_general<false>(context, source, target, args.out.granularity);
   }
 }
 

@@ -1,7 +1,7 @@
 // Root-mean-square norm and its gradient: one row in one block or warp, sums in a fixed order.
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/reduce.cuh"
-#include "backend/cuda/device/vectors.cuh"
+#include "backend/cuda/device/row_vectors.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 
@@ -27,39 +27,21 @@ __device__ float row_sum(float value) {
   return blockDim.x == 32 ? warp_reduce(value, Sum()) : block_sum(value);
 }
 
-__device__ float inverse_rms(float sum, int64_t width, float eps) {
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(width)) + eps));
-}
-
-template <int kVector, class T>
+template <class T>
 __global__ void norm_kernel(const T* x, int64_t x_stride, FloatArray weight, T* y, int64_t y_stride,
                             RowLayout rows, float eps, float weight_offset) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= rows.num_rows) return;
   const T* from = x + rows.offset(row, x_stride);
   T* to = y + rows.offset(row, y_stride);
-  const int width = static_cast<int>(rows.width), step = static_cast<int>(blockDim.x) * kVector;
   float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x) * kVector; i < width; i += step) {
-    float values[kVector];
-    load_vector(from + i, values);
-#pragma unroll
-    for (const float value : values) sum = fmaf(value, value, sum);
+  for (int64_t i = threadIdx.x; i < rows.width; i += blockDim.x) {
+    const float value = load(from + i);
+    sum = fmaf(value, value, sum);
   }
   const float inverse = inverse_rms(row_sum(sum), rows.width, eps);
-  for (int i = static_cast<int>(threadIdx.x) * kVector; i < width; i += step) {
-    float values[kVector], factors[kVector];
-    load_vector(from + i, values);
-    if constexpr (kVector == 1) {
-      factors[0] = weight.get(i);
-    } else {
-      load_vector(static_cast<const Bf16*>(weight.data) + i, factors);
-    }
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      values[e] = values[e] * inverse * (factors[e] + weight_offset);
-    }
-    store_vector(values, to + i);
+  for (int64_t i = threadIdx.x; i < rows.width; i += blockDim.x) {
+    store(load(from + i) * inverse * (weight.get(i) + weight_offset), to + i);
   }
 }
 
@@ -146,16 +128,11 @@ void rms_norm(Context& context, const ops::RmsNormArgs& args) {
   if (rows.num_rows == 0) return;
   const auto [grid, block] = launch_of(rows);
   const FloatArray weight{args.weight.data, args.weight.dtype == DType::kBF16};
-  // A warp's 32 lanes take four elements each of a head of 128.
-  const bool vectors = args.weight.dtype == DType::kBF16 &&
-                       reinterpret_cast<uintptr_t>(args.weight.data) % 8 == 0 &&
-                       takes_vectors(args.x, rows.width, 4) && takes_vectors(args.y, rows.width, 4);
   const auto launch = [&](auto element) {
     using T = decltype(element);
-    const auto kernel = vectors ? norm_kernel<4, T> : norm_kernel<1, T>;
-    kernel<<<grid, block, 0, context.stream()>>>(args.x.as<T>(), args.x.row_stride, weight,
-                                                 args.y.as<T>(), args.y.row_stride, rows, args.eps,
-                                                 args.weight_offset);
+    norm_kernel<<<grid, block, 0, context.stream()>>>(args.x.as<T>(), args.x.row_stride, weight,
+                                                      args.y.as<T>(), args.y.row_stride, rows,
+                                                      args.eps, args.weight_offset);
   };
   args.x.dtype == DType::kBF16 ? launch(Bf16()) : launch(0.0f);
   check_launch(kOp);

@@ -1,9 +1,11 @@
-// Drawing ids: one block a row. The ids are never sorted: where top_k and top_p cut is found by
-// halving the range of weights, the drawn id by narrowing down the range of ids, both with sums in
-// one fixed order.
+// Drawing ids, one block a row. Without a filter the segments' sums lead to the one segment that is
+// read again. With one, the ids are never sorted: where top_k and top_p cut is found by halving the
+// range of weights, the drawn id by narrowing down the range of ids. All sums have a fixed order.
+#include <climits>
+
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/row_stats.cuh"
 #include "backend/cuda/ops.h"
+#include "backend/cuda/row_stats.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
@@ -11,6 +13,7 @@ namespace {
 
 using tensor::DType;
 
+constexpr int kRowThreads = 512;  // of a filtered row
 constexpr int kWarps = kRowThreads / 32;
 constexpr unsigned kOneBits = 0x3F800000u;  // of the largest weight, e^0
 
@@ -160,71 +163,198 @@ __device__ Cut last_kept(const Row& row, double sum, const ops::SampleParams& pa
   return cut;
 }
 
-// The largest number, of equals the first; NaN is passed over.
-__device__ int64_t largest_id(const float* logits, int64_t n) {
-  __shared__ unsigned long long best;
-  float largest = -INFINITY;
-  for (int64_t v = threadIdx.x; v < n; v += kRowThreads) largest = fmaxf(largest, logits[v]);
-  largest = block_max(largest);
-  if (threadIdx.x == 0) best = static_cast<unsigned long long>(n);
+struct Draw {
+  const float* logits;
+  int64_t stride;
+  Segments segments;
+  const ops::SampleParams* params;
+  int32_t* ids;
+  float *log_probs, *kept_log_probs;  // the last may be null
+  int64_t n;
+};
+
+__device__ bool is_filtered(const ops::SampleParams& params, int64_t n) {
+  return params.temperature != 0 &&
+         (params.top_p < 1 || params.min_p > 0 || (params.top_k > 0 && params.top_k < n));
+}
+
+__device__ double unit_of(uint32_t random) { return static_cast<float>(random >> 8) * 0x1p-24f; }
+
+// The first segment that holds the largest logit.
+__device__ int segment_of_largest(const Segments& segments, const SegmentStats* stats,
+                                  float largest) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int base = 0; base < segments.count; base += 32) {
+    const bool has = base + lane < segments.count && stats[base + lane].largest == largest;
+    const unsigned found = __ballot_sync(kAllLanes, has);
+    if (found != 0) return base + __ffs(found) - 1;
+  }
+  return 0;
+}
+
+// Sums of this and the lanes before it.
+__device__ double warp_prefix(double value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const double other = __shfl_up_sync(kAllLanes, value, offset);
+    if (lane >= offset) value += other;
+  }
+  return value;
+}
+
+struct Place {
+  int segment;
+  double target;  // what the cumulated e of the segment must exceed
+};
+
+// The first segment up to which the cumulated sum exceeds `target`, the last that holds anything
+// where rounding leaves none. A warp works, and all its lanes receive the result.
+__device__ Place segment_beyond(const Segments& segments, const SegmentStats* stats,
+                                float temperature, float maximum, double target) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  double before = 0;
+  int last = 0;
+  for (int base = 0; base < segments.count; base += 32) {
+    double factor = 1, sum = 0;
+    if (base + lane < segments.count) {
+      factor = segment_factor(stats[base + lane].largest, temperature, maximum);
+      sum = factor * stats[base + lane].sum;
+    }
+    const double cumulated = before + warp_prefix(sum);
+    const unsigned found = __ballot_sync(kAllLanes, sum > 0 && cumulated > target);
+    if (found != 0) {
+      const int source = __ffs(found) - 1;
+      const double within = (target - (cumulated - sum)) / factor;
+      return {base + source, __shfl_sync(kAllLanes, within, source)};
+    }
+    const unsigned holding = __ballot_sync(kAllLanes, sum > 0);
+    if (holding != 0) last = base + 31 - __clz(holding);
+    before = __shfl_sync(kAllLanes, cumulated, 31);
+  }
+  return {last, INFINITY};
+}
+
+constexpr int kPerThread = kSegmentColumns / kSegmentThreads;
+
+// The first id of the segment with the largest logit; 0 where the row has none.
+__device__ int first_largest(const float* logits, int begin, int end, float largest) {
+  __shared__ int found;
+  if (threadIdx.x == 0) found = INT_MAX;
   __syncthreads();
-  for (int64_t v = threadIdx.x; v < n; v += kRowThreads) {
+  for (int v = begin + static_cast<int>(threadIdx.x); v < end; v += kSegmentThreads) {
     if (logits[v] == largest) {
-      atomicMin(&best, static_cast<unsigned long long>(v));
+      atomicMin(&found, v);
       break;
     }
   }
   __syncthreads();
-  return best == static_cast<unsigned long long>(n) || largest == -INFINITY
-             ? 0
-             : static_cast<int64_t>(best);
+  return found == INT_MAX || largest == -INFINITY ? 0 : found;
 }
 
-__global__ void __launch_bounds__(kRowThreads)
-    sample_kernel(const float* logits, int64_t stride, const ops::SampleParams* all_params,
-                  int32_t* ids, float* log_probs, float* kept_log_probs, int64_t n) {
-  const int64_t c = blockIdx.x;
-  const ops::SampleParams params = all_params[c];
+// The first id of the segment whose cumulated e exceeds `target`, the last with any where none
+// does.
+__device__ int first_exceeding(const float* logits, int begin, int end, float temperature,
+                               float reference, double target) {
+  __shared__ double warp_sums[kSegmentThreads / 32];
+  __shared__ int found, last;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int from = begin + kPerThread * static_cast<int>(threadIdx.x);
+  float e[kPerThread];
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    e[i] = from + i < end ? expf(distance_of(logits[from + i], temperature, reference)) : 0.0f;
+    sum += double{e[i]};
+  }
+  double cumulated = warp_prefix(sum);
+  if (lane == 31) warp_sums[warp] = cumulated;
+  if (threadIdx.x == 0) found = INT_MAX, last = begin;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) cumulated += warp_sums[w];
+  if (sum > 0) {
+    double before = cumulated - sum;
+    int own = -1, own_last = -1;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (e[i] == 0.0f) continue;
+      own_last = from + i;
+      before += double{e[i]};
+      if (own < 0 && before > target) own = from + i;
+    }
+    if (own >= 0) atomicMin(&found, own);
+    atomicMax(&last, own_last);
+  }
+  __syncthreads();
+  return found == INT_MAX ? last : found;
+}
+
+// Greedy rows, those without a filter, and those whose numbers allow nothing but the largest.
+__global__ void __launch_bounds__(kSegmentThreads) draw_kernel(const Draw draw) {
+  const int64_t row = blockIdx.x;
+  const ops::SampleParams params = draw.params[row];
   const bool greedy = params.temperature == 0;
   const float temperature = greedy ? 1.0f : params.temperature;
-  const float* row_logits = logits + c * stride;
-  const RowStats stats = row_stats(row_logits, n, temperature);
-  const Row row{row_logits, n, temperature, stats.maximum};
-  const bool filtered = params.top_p < 1 || (params.top_k > 0 && params.top_k < n);
+  const float* logits = draw.logits + row * draw.stride;
+  const SegmentStats* segments = draw.segments.stats + row * draw.segments.count;
+  const RowStats stats = fold_segments(segments, draw.segments.count, temperature);
   const bool is_finite = isfinite(stats.sum);
-  int64_t id = 0;
-  double kept_sum = 1;
+  if (is_finite && is_filtered(params, draw.n)) return;
+  Place place{};
   if (greedy || !is_finite) {
-    id = largest_id(row_logits, n);
+    place.segment = segment_of_largest(draw.segments, segments, stats.largest);
   } else {
-    Cut cut{params.min_p, n - 1};
-    if (filtered) {
-      const Cut last = last_kept(row, stats.sum, params);
-      if (last.weight >= cut.weight) cut = last;
-    }
-    const double u = static_cast<float>(params.random >> 8) * 0x1p-24f;
-    id = first_beyond(
-        n,
-        [&](int64_t v) {
-          const float e = row.weight(v);
-          return cut.keeps(e, v) ? double{e} : 0.0;
-        },
-        u, nan(""), &kept_sum);
+    place = segment_beyond(draw.segments, segments, temperature, stats.maximum,
+                           unit_of(params.random) * stats.sum);
   }
+  const int begin = place.segment * kSegmentColumns;
+  const int end = min(begin + kSegmentColumns, static_cast<int>(draw.n));
+  const int id =
+      greedy || !is_finite
+          ? first_largest(logits, begin, end, stats.largest)
+          : first_exceeding(logits, begin, end, temperature,
+                            segment_reference(segments[place.segment].largest, temperature),
+                            place.target);
   if (threadIdx.x != 0) return;
-  const float logit = row_logits[id];
-  const float log_prob = log_prob_of(stats, logit, temperature);
-  ids[c] = static_cast<int32_t>(id);
-  log_probs[c] = log_prob;
-  if (kept_log_probs == nullptr) return;
-  float kept = 0;  // greedy keeps one id
-  if (!is_finite || (!greedy && !filtered && params.min_p == 0)) {
-    kept = log_prob;
-  } else if (!greedy) {
-    kept =
+  const float log_prob = log_prob_of(stats, logits[id], temperature);
+  draw.ids[row] = id;
+  draw.log_probs[row] = log_prob;
+  if (draw.kept_log_probs != nullptr) {
+    draw.kept_log_probs[row] = greedy && is_finite ? 0.0f : log_prob;  // greedy keeps one id
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) draw_filtered_kernel(const Draw draw) {
+  const int64_t row_index = blockIdx.x;
+  const ops::SampleParams params = draw.params[row_index];
+  if (!is_filtered(params, draw.n)) return;
+  const float temperature = params.temperature;
+  const float* logits = draw.logits + row_index * draw.stride;
+  const RowStats stats = fold_segments(draw.segments.stats + row_index * draw.segments.count,
+                                       draw.segments.count, temperature);
+  if (!isfinite(stats.sum)) return;
+  const Row row{logits, draw.n, temperature, stats.maximum};
+  Cut cut{params.min_p, draw.n - 1};
+  if (params.top_p < 1 || (params.top_k > 0 && params.top_k < draw.n)) {
+    const Cut last = last_kept(row, stats.sum, params);
+    if (last.weight >= cut.weight) cut = last;
+  }
+  double kept_sum = 1;
+  const int64_t id = first_beyond(
+      draw.n,
+      [&](int64_t v) {
+        const float e = row.weight(v);
+        return cut.keeps(e, v) ? double{e} : 0.0;
+      },
+      unit_of(params.random), nan(""), &kept_sum);
+  if (threadIdx.x != 0) return;
+  const float logit = logits[id];
+  draw.ids[row_index] = static_cast<int32_t>(id);
+  draw.log_probs[row_index] = log_prob_of(stats, logit, temperature);
+  if (draw.kept_log_probs != nullptr) {
+    draw.kept_log_probs[row_index] =
         static_cast<float>(double{distance_of(logit, temperature, stats.maximum)} - log(kept_sum));
   }
-  kept_log_probs[c] = kept;
 }
 
 }  // namespace
@@ -240,7 +370,9 @@ void sample(Context& context, const ops::SampleArgs& args) {
   if (static_cast<int64_t>(args.params.size()) != rows) {
     fail(kOp, "params must have {} entries, but has {}", rows, args.params.size());
   }
+  bool any_filtered = false;
   for (const ops::SampleParams& params : args.params) {
+    any_filtered |= params.top_p < 1 || params.min_p > 0 || params.top_k > 0;
     if (!(params.temperature >= 0)) {
       fail(kOp, "temperature must be at least 0, but is {}", params.temperature);
     }
@@ -259,9 +391,20 @@ void sample(Context& context, const ops::SampleArgs& args) {
   auto* params = context.scratch<ops::SampleParams>(kScratchSampling, rows);
   context.upload(args.params.data(), params,
                  rows * static_cast<int64_t>(sizeof(ops::SampleParams)));
-  sample_kernel<<<static_cast<unsigned>(rows), kRowThreads, 0, context.stream()>>>(
-      args.logits.as<float>(), args.logits.row_stride, params, args.ids.as<int32_t>(),
-      args.log_probs.as<float>(), args.kept_log_probs.as<float>(), args.num_known);
+  const Segments segments = segment_stats(context, args.logits, args.num_known, {0, params}, false);
+  const Draw draw{.logits = args.logits.as<float>(),
+                  .stride = args.logits.row_stride,
+                  .segments = segments,
+                  .params = params,
+                  .ids = args.ids.as<int32_t>(),
+                  .log_probs = args.log_probs.as<float>(),
+                  .kept_log_probs = args.kept_log_probs.as<float>(),
+                  .n = args.num_known};
+  const auto blocks = static_cast<unsigned>(rows);
+  draw_kernel<<<blocks, kSegmentThreads, 0, context.stream()>>>(draw);
+  check_launch(kOp);
+  if (!any_filtered) return;
+  draw_filtered_kernel<<<blocks, kRowThreads, 0, context.stream()>>>(draw);
   check_launch(kOp);
 }
 

@@ -140,6 +140,102 @@ TEST_F(AttentionCuda, ManyTokensEqualDecoding) {
   }
 }
 
+// Many decoding sequences, some of which begin with the same pages: read once or not, quantised in
+// the same pass or afterwards, the same bytes. A sequence without keys gives zeros.
+TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
+  constexpr int64_t kPages = 4000, kSequences = 70, kTablePages = 100;
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const auto& [heads, kv_heads, width] : {std::tuple(8, 2, 128), std::tuple(6, 2, 64),
+                                                 std::tuple(10, 2, 128), std::tuple(4, 1, 80)}) {
+      const Shape pages{kPages, kv_heads, 16, width};
+      Array k(cache, pages), v(cache, pages);
+      Array k_scale, v_scale;
+      if (cache == DType::kE4M3) {
+        k_scale = Array(DType::kF32, Shape{kPages, kv_heads, 16});
+        v_scale = Array(DType::kF32, Shape{kPages, kv_heads, 16});
+      }
+      std::vector<int32_t> slots(static_cast<size_t>(kPages * 16));
+      for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i);
+      const Array new_k = random_array(DType::kBF16, Shape{kPages * 16, kv_heads, width}, 1);
+      const Array new_v = random_array(DType::kBF16, Shape{kPages * 16, kv_heads, width}, 2);
+      gpu().kv_append({new_k, new_v, Array(slots), {k, v, k_scale, v_scale}});
+
+      RandomSequence random({.seed = 4}, RngUse::kShuffle);
+      std::vector<int32_t> offsets{0}, lengths, shared, firsts;
+      Array table(DType::kI32, Shape{kSequences, kTablePages});
+      for (int64_t s = 0; s < kSequences; ++s) {
+        // Runs of neighbours share 0 … 60 pages.
+        const bool leads = s == 0 || s + 1 == kSequences || random.next_below(9) == 0;
+        firsts.push_back(leads ? static_cast<int32_t>(s) : firsts.back());
+        shared.push_back(leads ? static_cast<int32_t>(random.next_below(61)) : shared.back());
+        for (int64_t i = 0; i < kTablePages; ++i) {
+          const int64_t at = s * kTablePages + i;
+          table.set(at, !leads && i < shared.back()
+                            ? table.get(at - kTablePages)
+                            : static_cast<double>(random.next_below(kPages)));
+        }
+        lengths.push_back(static_cast<int32_t>(16 * shared.back() + 1 + random.next_below(600)));
+        offsets.push_back(static_cast<int32_t>(s + 1));
+      }
+      lengths.back() = 0;
+      shared.back() = 0;
+      const Array q = random_array(DType::kBF16, Shape{kSequences, heads, width}, 3);
+      const Array offsets_array(offsets), lengths_array(lengths);
+      const Array firsts_array(firsts), shared_array(shared);
+      const int64_t columns = heads * width;
+      for (const tensor::Granularity granularity :
+           {tensor::Granularity::kRow, tensor::Granularity::kRowBlock}) {
+        struct Result {
+          Array out, lse, codes, scales;
+        };
+        const auto run = [&](bool share, bool fuse) {
+          Result r{Array(DType::kBF16, Shape{kSequences, heads, width}),
+                   Array(DType::kF32, Shape{kSequences, heads}),
+                   Array(DType::kE4M3, Shape{kSequences, columns}),
+                   Array(DType::kF32, tensor::scale_shape(granularity, kSequences, columns))};
+          ops::AttentionArgs args{.q = q,
+                                  .cache = {k, v, k_scale, v_scale},
+                                  .batch = {offsets_array, lengths_array, table, 1, 1600},
+                                  .out = r.out,
+                                  .lse = r.lse,
+                                  .scale = 0.1f};
+          if (share) {
+            args.batch.shared_first = firsts_array;
+            args.batch.shared_pages = shared_array;
+            args.batch.max_shared_pages = 60;
+          }
+          const ops::QuantizedOutput output{.out = {r.codes, r.scales, granularity}};
+          if (fuse) args.quantized = output;
+          gpu().attention(args);
+          if (!fuse) {
+            gpu().quantize({.x = r.out.view().reshaped(Shape{kSequences, columns}),
+                            .column_scale = {},
+                            .out = output.out});
+          }
+          return r;
+        };
+        gpu().take_quantize_counters();
+        const Result plain = run(false, false);
+        const ops::QuantizeCounters counters = gpu().take_quantize_counters();
+        const Result fused = run(false, true);
+        EXPECT_EQ(gpu().take_quantize_counters().elements, counters.elements - columns);
+        const Result both = run(true, true);
+        for (const Result* r : {&fused, &both}) {
+          const std::string what =
+              fmt::format("{} width {} shared {}", tensor::dtype_name(cache), width, r == &both);
+          EXPECT_TRUE(r->out.bytes() == plain.out.bytes()) << what;
+          EXPECT_TRUE(r->lse.bytes() == plain.lse.bytes()) << what;
+          EXPECT_TRUE(r->codes.bytes() == plain.codes.bytes()) << what;
+          EXPECT_TRUE(r->scales.bytes() == plain.scales.bytes()) << what;
+        }
+        for (int64_t i = 0; i < columns; ++i) {
+          ASSERT_EQ(plain.out.get((kSequences - 1) * columns + i), 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionCuda, BackwardEqualsTheOracle) {
   for (const DType cache : {DType::kBF16, DType::kE4M3}) {
     for (const int64_t width : {32, 128, 256}) {

@@ -14,15 +14,20 @@ namespace octet::parity {
 class CudaTest : public ::testing::Test {
  protected:
   // The device goes before the process ends.
-  static void TearDownTestSuite() { gpu_.reset(); }
+  static void TearDownTestSuite() {
+    gpu_.reset();
+    portable_gpu_.reset();
+  }
   static void SetUpTestSuite() {
     std::string why_none;
     for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
       if (!device.usable) {
-        why_none = device.name + " is no Hopper GPU";
+        why_none = device.why_not;
         continue;
       }
       gpu_ = std::make_unique<MirrorBackend>(cuda::make_cuda_backend({.device = device.index}));
+      portable_gpu_ = std::make_unique<MirrorBackend>(
+          cuda::make_cuda_backend({.device = device.index, .portable = true}));
       break;
     }
     why_none_ = why_none;
@@ -31,7 +36,8 @@ class CudaTest : public ::testing::Test {
     if (gpu_ == nullptr) GTEST_SKIP() << "no CUDA device: " << why_none_;
   }
 
-  ops::Backend& gpu() { return *gpu_; }
+  virtual ops::Backend& gpu() { return *gpu_; }
+  ops::Backend& portable_gpu() { return *portable_gpu_; }  // with the kernels of every architecture
   ops::Backend& cpu() { return *cpu_; }
 
   // |actual − expected| ≤ absolute + relative × |expected|, NaN and infinities alike.
@@ -47,7 +53,7 @@ class CudaTest : public ::testing::Test {
   }
 
  private:
-  inline static std::unique_ptr<MirrorBackend> gpu_;
+  inline static std::unique_ptr<MirrorBackend> gpu_, portable_gpu_;
   inline static std::string why_none_;
   std::unique_ptr<ops::Backend> cpu_ = octet::cpu::make_cpu_backend({.num_threads = 2});
 };

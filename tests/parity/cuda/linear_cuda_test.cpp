@@ -1,4 +1,6 @@
 // The products against the oracle, and a row's independence of everything but itself.
+#include <algorithm>
+
 #include "parity/cuda/cuda_test.h"
 
 namespace octet::parity {
@@ -126,7 +128,15 @@ class LinearCuda : public CudaTest {
   }
 };
 
-TEST_F(LinearCuda, ForwardEqualsTheOracle) {
+// With the kernels of the device's own architecture, and with those that every one has.
+class EveryLinearCuda : public LinearCuda, public ::testing::WithParamInterface<bool> {
+ protected:
+  ops::Backend& gpu() override { return GetParam() ? portable_gpu() : LinearCuda::gpu(); }
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, EveryLinearCuda, ::testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "portable" : "own"; });
+
+TEST_P(EveryLinearCuda, ForwardEqualsTheOracle) {
   for (const Format format : kFormats) {
     for (const int64_t tokens : {1, 7, 17, 33, 129, 300}) {
       check_forward(format, tokens, {96}, 256, DType::kBF16, false);
@@ -140,7 +150,7 @@ TEST_F(LinearCuda, ForwardEqualsTheOracle) {
 }
 
 // Bytes of a row among T others, at every place of a tile, alone, and in each kernel's range.
-TEST_F(LinearCuda, ARowsBytesDependOnTheRowAlone) {
+TEST_P(EveryLinearCuda, ARowsBytesDependOnTheRowAlone) {
   constexpr int64_t kRows = 700, kInputs = 1088, kOutputs = 200;
   for (const Format format : kFormats) {
     const Operand x = make_operand(cpu(), format, false, kRows, kInputs, 1, 1);
@@ -172,7 +182,25 @@ TEST_F(LinearCuda, ARowsBytesDependOnTheRowAlone) {
   }
 }
 
-TEST_F(LinearCuda, InputGradientEqualsTheOracle) {
+// A chain of BF16 products has the same bytes on every kind of matrix unit. Sums of 8-bit products
+// on Hopper have not, which also shows that both kernels ran.
+TEST_F(LinearCuda, BothKernelsGiveTheSameBf16Bytes) {
+  if (gpu().name().find("sm_90a") == std::string::npos) GTEST_SKIP() << "no Hopper GPU";
+  for (const Format format : kFormats) {
+    for (const int64_t tokens : {1, 16, 100, 300}) {
+      const Operand x = make_operand(cpu(), format, false, tokens, 1104, 1, 1);
+      const Operand w = make_operand(cpu(), format, true, 136, 1104, 2, 0.1);
+      const ops::Weight weight = weight_of(w);
+      const Array own(DType::kF32, Shape{tokens, 136}), portable(DType::kF32, Shape{tokens, 136});
+      gpu().linear(args_of(x, {&weight, 1}, own));
+      portable_gpu().linear(args_of(x, {&weight, 1}, portable));
+      EXPECT_EQ(std::ranges::equal(own.bytes(), portable.bytes()), format == Format::kBf16)
+          << kNames[static_cast<int>(format)] << " " << tokens << " tokens";
+    }
+  }
+}
+
+TEST_P(EveryLinearCuda, InputGradientEqualsTheOracle) {
   for (const Format format : kFormats) {
     for (const int64_t tokens : {1, 17, 130}) {
       for (const bool dequantize : {false, true}) {
@@ -207,7 +235,7 @@ TEST_F(LinearCuda, InputGradientEqualsTheOracle) {
   }
 }
 
-TEST_F(LinearCuda, WeightGradientEqualsTheOracle) {
+TEST_P(EveryLinearCuda, WeightGradientEqualsTheOracle) {
   for (const bool quantize : {false, true}) {
     for (const DType gradient_format : {DType::kE4M3, DType::kE5M2}) {
       for (const auto& offsets :

@@ -26,7 +26,8 @@ class Call {
     for (TensorView* view : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) out(*view);
   }
   void in(ops::AttentionBatch& batch) {
-    for (TensorView* view : {&batch.query_offsets, &batch.context_lengths, &batch.page_table}) {
+    for (TensorView* view : {&batch.query_offsets, &batch.context_lengths, &batch.page_table,
+                             &batch.shared_first, &batch.shared_pages}) {
       in(*view);
     }
   }
@@ -192,6 +193,7 @@ void MirrorBackend::gated_activation(const ops::GatedActivationArgs& args) {
   ops::GatedActivationArgs moved = args;
   call.in(moved.gate_up);
   call.out(moved.out);
+  call.out(moved.quantized.out);
   device_->gated_activation(moved);
   call.finish();
 }
@@ -209,9 +211,10 @@ void MirrorBackend::gated_activation_backward(const ops::GatedActivationBackward
 void MirrorBackend::rms_norm(const ops::RmsNormArgs& args) {
   Call call(*device_);
   ops::RmsNormArgs moved = args;
-  call.in(moved.x);
-  call.in(moved.weight);
+  for (TensorView* view : {&moved.x, &moved.weight, &moved.branch}) call.in(*view);
+  call.out(moved.sum);
   call.out(moved.y);
+  call.out(moved.quantized.out);
   device_->rms_norm(moved);
   call.finish();
 }
@@ -236,6 +239,20 @@ void MirrorBackend::rope(const ops::RopeArgs& args) {
   call.in(moved.table);
   call.out(moved.y);
   device_->rope(moved);
+  call.finish();
+}
+
+void MirrorBackend::attention_inputs(const ops::AttentionInputsArgs& args) {
+  Call call(*device_);
+  ops::AttentionInputsArgs moved = args;
+  for (TensorView* view : {&moved.qkv, &moved.q_norm, &moved.k_norm, &moved.positions,
+                           &moved.rope_table, &moved.slots}) {
+    call.in(*view);
+  }
+  call.out(moved.q_out);
+  call.out(moved.k_out);
+  call.out(moved.cache);
+  device_->attention_inputs(moved);
   call.finish();
 }
 
@@ -266,6 +283,7 @@ void MirrorBackend::attention(const ops::AttentionArgs& args) {
   call.in(moved.batch);
   call.out(moved.out);
   call.out(moved.lse);
+  call.out(moved.quantized.out);
   device_->attention(moved);
   call.finish();
 }

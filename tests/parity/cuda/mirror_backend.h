@@ -38,6 +38,7 @@ class MirrorBackend final : public ops::Backend {
   void rms_norm(const ops::RmsNormArgs& args) override;
   void rms_norm_backward(const ops::RmsNormBackwardArgs& args) override;
   void rope(const ops::RopeArgs& args) override;
+  void attention_inputs(const ops::AttentionInputsArgs& args) override;
   void kv_append(const ops::KvAppendArgs& args) override;
   void kv_copy(const ops::KvCopyArgs& args) override;
   void attention(const ops::AttentionArgs& args) override;

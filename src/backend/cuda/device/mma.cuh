@@ -1,6 +1,7 @@
 // A warp's matrix product of 16×8 over 16, and 8-bit codes as its operands. Lane l holds, with
 // g = l / 4 and t = l % 4: of A rows g, g + 8 and columns 2t, 2t + 1, 2t + 8, 2t + 9; of B those
-// rows and column g; of C rows g, g + 8 and columns 2t, 2t + 1.
+// rows and column g; of C rows g, g + 8 and columns 2t, 2t + 1. Over 32 8-bit codes, the same with
+// two codes in the place of one element.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,34 @@ __device__ inline void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+// A is E4M3, B E5M2 or E4M3.
+template <bool kE5M2>
+__device__ inline void mma_16x8x32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                   uint32_t b1) {
+  if constexpr (kE5M2) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// Four matrices of eight rows of 16 bytes from shared memory; lane l gives the address of row l % 8
+// of matrix l / 8, and gets bytes 4t … 4t + 3 of row g of each.
+__device__ inline void load_matrices(uint32_t shared_address, uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address)
+               : "memory");
 }
 
 // Two E4M3 codes (the low 16 bits) as two FP16 values, exactly; NaN stays NaN.

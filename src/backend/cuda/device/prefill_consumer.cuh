@@ -18,7 +18,7 @@ class PrefillConsumer {
   static constexpr int kQueryLanes = kWidth / 8;  // of a row
   static constexpr int kQueryPasses = 16 * kQueryLanes / 32;
 
-  const AttentionProblem& p_;
+  const PrefillProblem& p_;
   char* shared_;
   uint32_t base_;
   int group_, thread_, warp_, lane_;
@@ -39,7 +39,7 @@ class PrefillConsumer {
   float down_[2];  // FP8, rarely: values are to be multiplied by this first
 
  public:
-  __device__ PrefillConsumer(const AttentionProblem& p, char* shared)
+  __device__ PrefillConsumer(const PrefillProblem& p, char* shared)
       : p_(p),
         shared_(shared),
         base_(shared_address(shared)),
@@ -196,7 +196,9 @@ class PrefillConsumer {
   }
   __device__ void acquire(const RingPlace<Layout::kSlots>& place) const {
     barrier_wait(base_ + Layout::kFull + 8 * place.slot, place.parity);
+#ifndef PREFILL_NO_FENCE
     if constexpr (!kFp8) fence_async_proxy();  // copies need no thread that could do it
+#endif
   }
   __device__ void release(const RingPlace<Layout::kSlots>& place) const {
     __syncwarp();
@@ -330,10 +332,13 @@ class PrefillConsumer {
     release(keys);
     if (masked) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int column = tile + i / 4 * 8 + 2 * t + i % 2, position = position_[i % 4 / 2];
-        if (column > position || (p_.window > 0 && column + p_.window <= position)) {
-          scores_[i] = -INFINITY;
+      for (int h = 0; h < 2; ++h) {
+        const int last = position_[h] - tile - 2 * t;
+        const int first = p_.window == 0 ? -kTileKeys : last + 1 - p_.window;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int column = i / 2 * 8 + i % 2;
+          if (column < first || column > last) scores_[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
         }
       }
     }

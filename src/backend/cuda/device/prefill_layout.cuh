@@ -6,11 +6,21 @@
 // part of a row's bytes, their places within the step are not.
 #pragma once
 
+#include "backend/cuda/attention.h"
 #include "backend/cuda/device/async_copy.cuh"
-#include "backend/cuda/device/attention_problem.cuh"
+#include "backend/cuda/device/bulk_copy.cuh"
 #include "backend/cuda/device/mbarrier.cuh"
 
 namespace octet::cuda {
+
+struct PrefillProblem : AttentionProblem {
+  uint32_t group_inverse;  // ⌈2^32 / group⌉, for quotients of numbers below 2^27; group 1: 0
+
+  // Query row, in order of token, then head of the group, to token.
+  __device__ int token_of(int row) const {
+    return group == 1 ? row : static_cast<int>(__umulhi(static_cast<uint32_t>(row), group_inverse));
+  }
+};
 
 // A value that all lanes hold, so that the compiler knows it.
 __device__ inline int uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
@@ -45,7 +55,7 @@ class PrefillPages {
 
  public:
   // The pages of a sequence below position `limit`, from that of `begin` on.
-  __device__ PrefillPages(const AttentionProblem& p, int sequence, int begin, int limit)
+  __device__ PrefillPages(const PrefillProblem& p, int sequence, int begin, int limit)
       : source_(&p.keys), table_(p.keys.pages + sequence * p.table_stride), limit_(limit) {
     next_page_ = page_at(begin);
     enter(begin);
@@ -90,7 +100,7 @@ struct PrefillLayout {
   static constexpr int kBytes = kRawFull + kRawSlots * 8;
 
   // Where the items of a sequence begin among all: never too close together.
-  __device__ static int first_item(const AttentionProblem& p, int sequence) {
+  __device__ static int first_item(const PrefillProblem& p, int sequence) {
     return p.query_offsets[sequence] * p.group / kRows + sequence;
   }
 };
@@ -104,11 +114,11 @@ struct PrefillItem {
   int begin, limit;  // positions of the keys: from a tile's first, up to the last row's own
 
   // This block's first item of `num_items`; the longest of a sequence, its last, come first.
-  __device__ PrefillItem(const AttentionProblem& p, int num_items)
+  __device__ PrefillItem(const PrefillProblem& p, int num_items)
       : index(num_items + static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x)) {
     advance(p);
   }
-  __device__ void advance(const AttentionProblem& p) {
+  __device__ void advance(const PrefillProblem& p) {
     do {
       index -= static_cast<int>(gridDim.x);
     } while (index >= 0 && !read(p));
@@ -118,18 +128,18 @@ struct PrefillItem {
     last_row = uniform(last_row);
   }
 
-  __device__ int position_of(const AttentionProblem& p, int row) const {
+  __device__ int position_of(const PrefillProblem& p, int row) const {
     return first_position + p.token_of(row);
   }
   // The first key of the first tile that a row sees.
-  __device__ int begin_of(const AttentionProblem& p, int row) const {
+  __device__ int begin_of(const PrefillProblem& p, int row) const {
     if (p.window == 0) return 0;
     return max(0, position_of(p, row) + 1 - p.window) / kTileKeys * kTileKeys;
   }
 
  private:
   // Whether there is something to do.
-  __device__ bool read(const AttentionProblem& p) {
+  __device__ bool read(const PrefillProblem& p) {
     head = index % p.keys.heads;
     const int block = index / p.keys.heads;
     sequence = 0;

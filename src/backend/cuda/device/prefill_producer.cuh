@@ -27,7 +27,7 @@ class PrefillCopier {
   static constexpr int kPassRows = 32 / kPieces;
   static constexpr int kPasses = 16 / kPassRows;
 
-  const AttentionProblem& p_;
+  const PrefillProblem& p_;
   PrefillRing<Layout> ring_;
   int warp_, row_;  // of the warp's rows in the first pass
   int64_t column_;  // bytes
@@ -36,7 +36,7 @@ class PrefillCopier {
  public:
   static constexpr int kArrivals = 128;  // at a slot's full barrier
 
-  __device__ PrefillCopier(const AttentionProblem& p, uint32_t shared)
+  __device__ PrefillCopier(const PrefillProblem& p, uint32_t shared)
       : p_(p), ring_{shared, {}}, warp_(threadIdx.x % 128 / 32) {
     const int lane = threadIdx.x % 32, piece = lane % kPieces;
     row_ = lane / kPieces;
@@ -94,7 +94,7 @@ class PrefillConverter {
   static constexpr int kPasses = Layout::kSlabs * 2;
   static constexpr int kPassRows = kTileKeys / kPasses;
 
-  const AttentionProblem& p_;
+  const PrefillProblem& p_;
   PrefillRing<Layout> ring_;
   RingPlace<2> raw_;
   int warp_, lane_;
@@ -104,7 +104,7 @@ class PrefillConverter {
  public:
   static constexpr int kArrivals = 4;
 
-  __device__ PrefillConverter(const AttentionProblem& p, uint32_t shared)
+  __device__ PrefillConverter(const PrefillProblem& p, uint32_t shared)
       : p_(p), ring_{shared, {}}, warp_(threadIdx.x % 128 / 32), lane_(threadIdx.x % 32) {
     // A warp takes eight rows of a slab, four lanes each, so ordered that the stores of 8 and of 16
     // lanes find different banks.
@@ -162,16 +162,16 @@ class PrefillConverter {
     const bool inside = first < kTileKeys && page >= 0 && position < item.limit;
     const unsigned lanes = __ballot_sync(0xFFFFFFFFu, inside);
     if (lane_ == 0) {
-      barrier_arrive_expecting(raw_full(slot), __popc(lanes) * rows * (kWidth + 4));
+      barrier_expect(raw_full(slot), __popc(lanes) * rows * (kWidth + 4));
     }
     __syncwarp();
     if (!inside) return;
     const int row = (item.head << p_.keys.page_shift) + pages.offset_of(position);
     const char* codes = keys ? p_.keys.k : p_.keys.v;
     const float* scales = keys ? p_.keys.k_scales : p_.keys.v_scales;
-    copy_bulk(raw(slot) + first * kWidth, codes + page * p_.keys.page_stride + row * kWidth,
+    bulk_copy(raw(slot) + first * kWidth, codes + page * p_.keys.page_stride + row * kWidth,
               rows * kWidth, raw_full(slot));
-    copy_bulk(raw(slot) + Layout::kRawScales + first * 4,
+    bulk_copy(raw(slot) + Layout::kRawScales + first * 4,
               scales + page * p_.keys.scale_page_stride + row, rows * 4, raw_full(slot));
   }
 

@@ -1,40 +1,80 @@
-// The one function behind every log-probability: a block of kRowThreads reads one row of logits.
+// What every log-probability comes from: statistics of a row of logits over segments of a fixed
+// width, folded in one fixed order. They depend on the row alone, not on its address, its batch or
+// which kernel reads it.
 #pragma once
 
 #include <cmath>
 
 #include "backend/cuda/device/reduce.cuh"
+#include "ops/sampling.h"
 
 namespace octet::cuda {
 
-inline constexpr int kRowThreads = 512;
+inline constexpr int kSegmentColumns = 4096;
+inline constexpr int kSegmentThreads = 256;
 
-// Of z = logits / temperature over the known ids, with e = exp(z − maximum).
-struct RowStats {
-  float maximum;    // max z
+// Of z = logits / temperature over a segment's known ids, with e = exp(z − the segment's maximum).
+struct SegmentStats {
+  float largest;    // logit; −∞: e counts from 0 instead
   double sum;       // Σ e
   double weighted;  // Σ e (z − maximum)
 };
 
+// The same of the whole row, with e = exp(z − the row's maximum).
+struct RowStats {
+  float maximum;  // max z
+  double sum;     // NaN where a logit is NaN or +∞, or all are −∞
+  double weighted;
+  float largest;  // logit
+};
+
+// One temperature for all rows, or each row's own; 0, which is greedy, counts as 1.
+struct RowTemperatures {
+  float shared;
+  const ops::SampleParams* params;  // on the device, or null
+  __device__ float at(int64_t row) const {
+    const float temperature = params == nullptr ? shared : params[row].temperature;
+    return temperature == 0 ? 1.0f : temperature;
+  }
+};
+
+__device__ inline float scaled(float logit, float temperature) {
+  return temperature == 1.0f ? logit : __fdiv_rn(logit, temperature);
+}
 __device__ inline float distance_of(float logit, float temperature, float maximum) {
-  return __fdiv_rn(logit, temperature) - maximum;
+  return scaled(logit, temperature) - maximum;
 }
 
-__device__ inline RowStats row_stats(const float* logits, int64_t n, float temperature) {
+// What z is taken relative to within a segment.
+__device__ inline float segment_reference(float largest, float temperature) {
+  return largest == -INFINITY ? 0.0f : scaled(largest, temperature);
+}
+
+// e of the row for one of the segment: the factor between the two.
+__device__ inline double segment_factor(float largest, float temperature, float maximum) {
+  return largest == -INFINITY ? 1.0 : exp(double{scaled(largest, temperature)} - double{maximum});
+}
+
+// A warp folds a row's segments; all lanes receive the result.
+__device__ inline RowStats fold_segments(const SegmentStats* segments, int count,
+                                         float temperature) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   float largest = -INFINITY;
-  for (int64_t i = threadIdx.x; i < n; i += kRowThreads) largest = fmaxf(largest, logits[i]);
+  for (int i = lane; i < count; i += 32) largest = fmaxf(largest, segments[i].largest);
+  largest = warp_reduce(largest, Max());
   // Division is monotone, so this is the largest quotient.
-  RowStats stats{__fdiv_rn(block_max(largest), temperature), 0, 0};
-  double sum = 0, weighted = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kRowThreads) {
-    const float distance = distance_of(logits[i], temperature, stats.maximum);
-    const float e = expf(distance);
-    sum += double{e};
-    if (e != 0.0f) weighted += double{e} * double{distance};  // −∞ times 0 counts as 0
+  const float maximum = scaled(largest, temperature);
+  double sum = largest == -INFINITY ? NAN : 0.0, weighted = 0;
+  for (int i = lane; i < count; i += 32) {
+    const SegmentStats s = segments[i];
+    const double factor = segment_factor(s.largest, temperature, maximum);
+    sum += factor * s.sum;
+    if (s.largest != -INFINITY) {
+      const double distance = double{scaled(s.largest, temperature)} - double{maximum};
+      weighted += factor * (s.weighted + distance * s.sum);
+    }
   }
-  stats.sum = block_sum(sum);
-  stats.weighted = block_sum(weighted);
-  return stats;
+  return {maximum, warp_reduce(sum, Sum()), warp_reduce(weighted, Sum()), largest};
 }
 
 __device__ inline float log_prob_of(const RowStats& stats, float logit, float temperature) {

@@ -1,0 +1,162 @@
+// What the kernels of the attention forward share. device/attention_tile.cuh says what fixes a
+// row's bytes; which kernel computes which tile or chunk does not.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/device/attention_tile.cuh"
+#include "backend/cuda/status.h"
+#include "base/error.h"
+#include "ops/attention.h"
+
+namespace octet::cuda {
+
+struct AttentionProblem {
+  const Bf16* q;
+  int64_t q_stride;
+  Bf16* out;  // null: only the quantised result is wanted
+  int64_t out_stride;
+  float* lse;  // or null
+  int64_t lse_stride;
+  KeySource keys;  // of page table row 0 and head 0
+  int64_t table_stride;
+  const int32_t* query_offsets;
+  const int32_t* context_lengths;
+  const int32_t* shared_first;  // or null: nothing is read once for several sequences
+  const int32_t* shared_pages;
+  int num_sequences, num_tokens, group, window;
+  bool chunked;  // sequences of one token go by chunks and are folded
+  float factor;  // softmax scale × log2 e
+
+  // Of chunk c of (sequence, query head): (maximum, sum) and the head's values, kWidth floats.
+  float2* chunk_stats;
+  float* chunk_values;
+  int num_chunks;  // room for each sequence and head
+};
+
+struct QuantizedRows {
+  uint8_t* codes;  // or null: none
+  int64_t stride;
+  float* scales;
+  bool by_block;  // a scale per 128 columns, otherwise per row
+  bool pow2;
+};
+
+// The chunks of the sequences with one new token. `decode` is Hopper's, which also reads shared
+// chunks once; false: not served.
+void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
+bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
+// The sequences that do not go by chunks, on Hopper; false: not served.
+bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8);
+// From chunks to rows of the result, and their codes where it can (then asked for).
+bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized);
+void attention_fold(Context& context, const AttentionProblem& p, const QuantizedRows& quantized);
+
+// Lets a kernel's blocks have this much shared memory; an Error where the device has less. True.
+template <class Kernel>
+bool allow_shared(Kernel kernel, int bytes) {
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaErrorInvalidValue) {
+    cudaGetLastError();
+    fail("attention",
+         "needs {} KiB of shared memory in a block for heads of this width, which this device does "
+         "not have; use --device cpu",
+         bytes / 1024);
+  }
+  check(status, "attention");
+  return true;
+}
+
+// The width that kernels are made for: 64, 128 or 256.
+inline int kernel_width(int width) { return width <= 64 ? 64 : width <= 128 ? 128 : 256; }
+// Runs body(is FP8, kernel width) as compile-time constants.
+template <class Body>
+void with_kernel_types(bool fp8, int width, const Body& body) {
+  const auto with_width = [&](auto kernel_fp8) {
+    if (width <= 64) return body(kernel_fp8, std::integral_constant<int, 64>());
+    if (width <= 128) return body(kernel_fp8, std::integral_constant<int, 128>());
+    return body(kernel_fp8, std::integral_constant<int, 256>());
+  };
+  fp8 ? with_width(std::true_type()) : with_width(std::false_type());
+}
+
+#ifdef __CUDACC__
+
+constexpr float kLn2 = 0.6931471805599453f;
+
+// A row's result from its final state.
+__device__ inline void write_lse(const AttentionProblem& p, int64_t token, int64_t head,
+                                 float maximum, float sum) {
+  if (p.lse != nullptr) p.lse[token * p.lse_stride + head] = (maximum + log2f(sum)) * kLn2;
+}
+
+__device__ inline KeySource keys_of(const AttentionProblem& p, int sequence, int head) {
+  KeySource keys = p.keys;
+  keys.pages += sequence * p.table_stride;
+  keys.head = head;
+  return keys;
+}
+
+__device__ inline int64_t chunk_index(const AttentionProblem& p, int sequence, int query_head,
+                                      int chunk) {
+  return (int64_t{sequence} * p.keys.heads * p.group + query_head) * p.num_chunks + chunk;
+}
+
+struct ChunkRange {
+  int begin, end;
+};
+// The chunks of a sequence with one new token; of any other none.
+__device__ inline ChunkRange chunks_of(const AttentionProblem& p, int sequence) {
+  if (p.query_offsets[sequence + 1] - p.query_offsets[sequence] != 1) return {0, 0};
+  const int limit = p.context_lengths[sequence];
+  const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
+  return {first_key / kChunkKeys, (limit + kChunkKeys - 1) / kChunkKeys};
+}
+// Leading chunks that all sequences of its run have in common.
+__device__ inline int chunks_shared(const AttentionProblem& p, int sequence) {
+  if (p.shared_pages == nullptr) return 0;
+  return (p.shared_pages[sequence] << p.keys.page_shift) / kChunkKeys;
+}
+
+// first[i] = Σ of count(j) over j < i, for i = 0 … n, by all threads of the block.
+template <int kThreads, class Count>
+__device__ void prefix_sums(int n, const Count& count, int* first) {
+  __shared__ int totals[kThreads / 32];
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  if (thread == 0) first[0] = 0;
+  int before = 0;
+  for (int base = 0; base < n; base += kThreads) {
+    int sum = base + thread < n ? max(0, count(base + thread)) : 0;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    int all = 0;
+    for (int w = 0; w < kThreads / 32; ++w) {
+      if (w < warp) sum += totals[w];
+      all += totals[w];
+    }
+    if (base + thread < n) first[base + thread + 1] = before + sum;
+    before += all;
+    __syncthreads();
+  }
+}
+
+// The sequence with first[s] ≤ index < first[s + 1], at or after `sequence`; by a whole warp.
+__device__ inline int find_sequence(const int* first, int n, int index, int sequence, int lane) {
+  for (;;) {
+    const int at = sequence + 1 + lane;
+    const unsigned passed = __ballot_sync(0xFFFFFFFFu, at <= n && first[at] <= index);
+    sequence += __popc(passed);
+    if (passed != 0xFFFFFFFFu) return sequence;
+  }
+}
+
+#endif
+
+}  // namespace octet::cuda

@@ -1,0 +1,47 @@
+// What `octet bench` prints for programs.
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "system/program.h"
+
+namespace octet::test {
+namespace {
+
+TEST(Bench, LimitsAreMeasured) {
+  const Outcome outcome = octet({"bench", "limits", "--device", "cpu", "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json limits = outcome.line(0);
+  for (const char* key : {"copy_bandwidth", "bf16_flops", "fp8_flops"}) {
+    EXPECT_GT(limits[key].get<double>(), 1e6) << key;
+  }
+}
+
+// One layer of SmolLM2's shape, one prompt of 8 tokens and two new ones: the limit by hand.
+TEST(Bench, ARolloutsLimitIsWhatItMustReadAndMultiply) {
+  const Outcome outcome =
+      octet({"bench", "rollout", "--device", "cpu", "--json", "--shape", "smollm2-135m", "--layers",
+             "1", "--flow", "bf16", "--kv-cache-dtype", "bf16", "--prompts", "1", "--prompt-tokens",
+             "8", "--new-tokens", "2"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json figures = outcome.line(0);
+  const double bandwidth = figures["copy_bandwidth"], flops = figures["bf16_flops"];
+  const double linears = 2.0 * 576 * (576 + 192 + 192 + 576 + 3 * 1536);  // bytes, FLOPs a token
+  const double head = 2.0 * 49152 * 576;
+  const double kv_bytes = 2.0 * 3 * 64 * 2;  // of a token
+  const double pair_flops = 4.0 * 9 * 64;    // of a query and a key
+  const auto step = [&](double tokens, double kv_tokens, double pairs) {
+    return std::max(linears / bandwidth, tokens * linears / flops) +
+           std::max(head / bandwidth, head / flops) +
+           std::max(kv_tokens * kv_bytes / bandwidth, pairs * pair_flops / flops);
+  };
+  const double limit = step(8, 8 + 8, 8 * 9 / 2) + step(1, 9, 9);
+  EXPECT_NEAR(figures["limit_seconds"].get<double>() / limit, 1, 1e-6);
+  EXPECT_NEAR(figures["prefill_limit_seconds"].get<double>() +
+                  figures["decode_limit_seconds"].get<double>(),
+              figures["limit_seconds"].get<double>(), 1e-9);
+  EXPECT_GT(figures["tokens_per_second"].get<double>(), 0);
+}
+
+}  // namespace
+}  // namespace octet::test

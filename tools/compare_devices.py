@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Holds a device to the CPU on a real checkpoint: log-probabilities and greedy text.
+
+    tools/compare_devices.py MODEL [--octet build-cuda/octet] [--device cuda]
+
+Prints the largest difference of a log-probability, and where greedy texts part, by how much the
+CPU's logits of the two choices differ there. Fails where that is more than 0.05: then the texts do
+not part because two tokens are nearly as good. Standard library only.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+
+LARGEST_GAP = 0.05
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, a fox and a crow",
+    "def fibonacci(n):",
+    "Water boils at 100 degrees because",
+    "Dear Sir or Madam,",
+    "A train leaves at nine and travels 60 miles an hour. At noon it has",
+    "The three laws of thermodynamics say",
+    "Ingredients: flour, two eggs, sugar.",
+]
+
+
+def octet(program: str, command: list[str], lines: list[dict]) -> list[dict]:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    done = subprocess.run(
+        [program, *command, "--input", "-", "--json"], input=text, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode != 0:
+        sys.exit(f"octet {' '.join(command)} failed: {done.stdout}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--octet", default="build-cuda/octet")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+
+    def generate(device: str) -> list[list[int]]:
+        command = ["generate", "--model", arguments.model, "--device", device]
+        command += ["--temperature", "0", "--max-new-tokens", str(arguments.new_tokens)]
+        return [row["ids"] for row in octet(arguments.octet, command, [{"text": p} for p in PROMPTS])]
+
+    def score(device: str, sequences: list[list[int]]) -> list[list[float]]:
+        command = ["score", "--model", arguments.model, "--device", device]
+        return [
+            row["logprobs"] for row in octet(arguments.octet, command, [{"ids": s} for s in sequences])
+        ]
+
+    tokenize = ["tokenize", "--tokenizer", arguments.model]
+    rows = octet(arguments.octet, tokenize, [{"text": p} for p in PROMPTS])
+    prompts = [row["ids"] for row in rows]
+    expected, given = generate("cpu"), generate(arguments.device)
+
+    sequences = [prompt + ids for prompt, ids in zip(prompts, expected)]
+    pairs = zip(score("cpu", sequences), score(arguments.device, sequences))
+    differences = [abs(a - b) for x, y in pairs for a, b in zip(x, y) if a is not None]
+    print(
+        f"{len(differences)} log-probabilities: largest difference {max(differences):.4g}, "
+        f"mean {sum(differences) / len(differences):.4g}"
+    )
+
+    parting, choices = [], []
+    for index, (ours, theirs) in enumerate(zip(expected, given)):
+        at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)
+        if at is None:
+            continue
+        parting.append((index, at))
+        choices += [prompts[index] + ours[: at + 1], prompts[index] + theirs[: at + 1]]
+    print(f"{len(PROMPTS) - len(parting)} of {len(PROMPTS)} greedy texts are equal")
+    last = [row[-1] for row in score("cpu", choices)] if choices else []
+    gaps = [last[2 * i] - last[2 * i + 1] for i in range(len(parting))]
+    for (index, at), gap in zip(parting, gaps):
+        print(f"  prompt {index} parts at new token {at}, where the CPU's logits are {gap:.4f} apart")
+    sys.exit(any(gap > LARGEST_GAP for gap in gaps))
+
+
+if __name__ == "__main__":
+    main()
