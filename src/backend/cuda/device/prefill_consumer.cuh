@@ -85,7 +85,12 @@ class PrefillConsumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) total_maximum_[h] = -INFINITY, total_sum_[h] = 0;
     clear();
-    bool first_chunk = true;
+#pragma unroll
+    for (auto& slab : out_) {
+#pragma unroll
+      for (float& value : slab) value = 0;  // and no register keeps the last item's
+    }
+    bool first_chunk = true, is_first = true;  // is_first: of the chunk's tiles
     if constexpr (kAhead) {
       acquire(place_);
       start_scores(place_);
@@ -114,7 +119,7 @@ class PrefillConsumer {
 #pragma unroll
         for (int slab = 0; slab < kSlabs; ++slab) {
           wgmma_hold(acc[slab]);
-          fold_values(acc[slab], slab);
+          fold_values(acc[slab], slab, is_first);
         }
       } else {
 #pragma unroll
@@ -124,13 +129,14 @@ class PrefillConsumer {
           wgmma_wait<0>();
           wgmma_hold(acc);
           if (slab == kSlabs - 1) release(values);
-          fold_values(acc, slab);
+          fold_values(acc, slab, is_first);
         }
       }
       if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
         fold_chunk(tile, first_chunk, tile + kTileKeys >= limit);
         first_chunk = false;
       }
+      is_first = (tile + kTileKeys) % kChunkKeys == 0;
     }
     if constexpr (kAhead) wgmma_wait<0>();
     for (; tile < item.limit; tile += kTileKeys) skip_tile();
@@ -437,7 +443,7 @@ class PrefillConsumer {
     return result;
   }
 
-  __device__ void fold_values(float (&acc)[32], int slab) {
+  __device__ void fold_values(float (&acc)[32], int slab, bool is_first) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (kFp8 && down_[h] != 1) {
@@ -447,36 +453,34 @@ class PrefillConsumer {
           acc[4 * j + 2 * h + 1] *= down_[h];
         }
       }
+      if (is_first) {  // x + 0, as of what is folded into nothing
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+        for (int i = 0; i < 16; ++i) {
+          const int at = i / 2 * 4 + 2 * h + i % 2;
+          out_[slab][at] = fmaf(acc[at], new_weight_[h], 0.0f);
+        }
+      } else {
 #pragma unroll
-        for (int i = 4 * j + 2 * h; i < 4 * j + 2 * h + 2; ++i) {
-          out_[slab][i] = fmaf(out_[slab][i], old_weight_[h], acc[i] * new_weight_[h]);
+        for (int i = 0; i < 16; ++i) {
+          const int at = i / 2 * 4 + 2 * h + i % 2;
+          out_[slab][at] = fmaf(out_[slab][at], old_weight_[h], acc[at] * new_weight_[h]);
         }
       }
     }
   }
-
   __device__ void clear() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) maximum_[h] = -INFINITY, sum_[h][0] = 0, sum_[h][1] = 0;
-#pragma unroll
-    for (auto& slab : out_) {
-#pragma unroll
-      for (float& value : slab) value = 0;
-    }
   }
   // The chunk that ends with `tile` into the rows' totals, which lie in shared memory; the last
   // leaves them in out_.
   __device__ void fold_chunk(int tile, bool is_first, bool is_last) {
     Fold fold_by[2];
-    bool none[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(sum_[h][0] + sum_[h][1]);
-      none[h] = !sees(h, tile / kChunkKeys * kChunkKeys, tile + kTileKeys);
-      if (none[h]) continue;
       fold_by[h] = fold_of(total_maximum_[h], maximum_[h]);
+      if (!sees(h, tile / kChunkKeys * kChunkKeys, tile + kTileKeys)) fold_by[h].new_weight = -0.0f;
       total_maximum_[h] = fold_by[h].maximum;
       total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
     }
@@ -491,7 +495,7 @@ class PrefillConsumer {
         float total[4] = {old.x, old.y, old.z, old.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          if (!none[e / 2]) total[e] = fold(fold_by[e / 2], total[e], out_[slab][4 * j + e]);
+          total[e] = fold(fold_by[e / 2], total[e], out_[slab][4 * j + e]);
         }
         if (is_last) {
 #pragma unroll
