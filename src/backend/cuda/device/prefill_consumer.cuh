@@ -11,10 +11,8 @@ namespace octet::cuda {
 template <bool kFp8, int kWidth, int kConsumers>
 class PrefillConsumer {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  using Place = RingPlace<Layout::kSlots>;
   static constexpr int kSlabs = Layout::kSlabs;
-  // With registers to spare the next scores are computed beside the folding.
-  static constexpr bool kAhead = kConsumers == 2;
-  static constexpr float kLn2 = 0.6931471805599453f;
   static constexpr int kQueryLanes = kWidth / 8;  // of a row
   static constexpr int kQueryPasses = 16 * kQueryLanes / 32;
 
@@ -22,7 +20,7 @@ class PrefillConsumer {
   char* shared_;
   uint32_t base_;
   int group_, thread_, warp_, lane_;
-  RingPlace<Layout::kSlots> place_;
+  Place place_;
 
   // Of the lane's rows.
   int position_[2];
@@ -91,46 +89,20 @@ class PrefillConsumer {
       for (float& value : slab) value = 0;  // and no register keeps the last item's
     }
     bool first_chunk = true, is_first = true;  // is_first: of the chunk's tiles
-    if constexpr (kAhead) {
-      acquire(place_);
-      start_scores(place_);
-    }
     for (; tile < limit; tile += kTileKeys) {
-      const RingPlace<Layout::kSlots> keys = place_;
-      if constexpr (!kAhead) {
-        acquire(keys);
-        start_scores(keys);
-      }
-      wgmma_wait<0>();
-      wgmma_hold(scores_);
+      const Place keys = place_;
       place_.advance();
-      const RingPlace<Layout::kSlots> values = place_;
+      const Place values = place_;
       place_.advance();
+      acquire(keys);
+      multiply_keys(keys);
       weigh(tile, tile < whole_begin || tile >= whole_end, keys, values);
-      if constexpr (kAhead) {
-        float acc[kSlabs][32];
 #pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) start_values(acc[slab], values, slab);
-        // After the last tile the scores are of whatever lies there, and nobody reads them.
-        if (tile + kTileKeys < limit) acquire(place_);
-        start_scores(place_);
-        wgmma_wait<1>();
-        release(values);
-#pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) {
-          wgmma_hold(acc[slab]);
-          fold_values(acc[slab], slab, is_first);
-        }
-      } else {
-#pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) {
-          float acc[32];
-          start_values(acc, values, slab);
-          wgmma_wait<0>();
-          wgmma_hold(acc);
-          if (slab == kSlabs - 1) release(values);
-          fold_values(acc, slab, is_first);
-        }
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        float products[32];
+        multiply_values(values, slab, products);
+        if (slab == kSlabs - 1) release(values);
+        fold_values(products, slab, is_first);
       }
       if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
         fold_chunk(tile, first_chunk, tile + kTileKeys >= limit);
@@ -138,7 +110,6 @@ class PrefillConsumer {
       }
       is_first = (tile + kTileKeys) % kChunkKeys == 0;
     }
-    if constexpr (kAhead) wgmma_wait<0>();
     for (; tile < item.limit; tile += kTileKeys) skip_tile();
   }
 
@@ -186,9 +157,8 @@ class PrefillConsumer {
           }
         }
       }
-      if (p_.lse != nullptr && lane_ % 4 == 0) {
-        p_.lse[(item.first_token + token) * p_.lse_stride + head] =
-            (total_maximum_[h] + log2f(total_sum_[h])) * kLn2;
+      if (lane_ % 4 == 0) {
+        write_lse(p_, item.first_token + token, head, total_maximum_[h], total_sum_[h]);
       }
     }
   }
@@ -197,16 +167,16 @@ class PrefillConsumer {
   __device__ uint32_t query_tile() const {
     return base_ + Layout::kQueries + group_ * Layout::kTileBytes;
   }
-  __device__ uint32_t slot(const RingPlace<Layout::kSlots>& place) const {
+  __device__ uint32_t slot(const Place& place) const {
     return base_ + Layout::kRing + place.slot * Layout::kTileBytes;
   }
-  __device__ void acquire(const RingPlace<Layout::kSlots>& place) const {
+  __device__ void acquire(const Place& place) const {
     barrier_wait(base_ + Layout::kFull + 8 * place.slot, place.parity);
 #ifndef PREFILL_NO_FENCE
     if constexpr (!kFp8) fence_async_proxy();  // copies need no thread that could do it
 #endif
   }
-  __device__ void release(const RingPlace<Layout::kSlots>& place) const {
+  __device__ void release(const Place& place) const {
     __syncwarp();
     if (lane_ == 0) barrier_arrive(base_ + Layout::kEmpty + 8 * place.slot);
   }
@@ -287,29 +257,33 @@ class PrefillConsumer {
     const uint32_t low = static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4);
     return kRest >> 32 << 32 | low;
   }
-  __device__ void start_scores(const RingPlace<Layout::kSlots>& keys) {
+  __device__ void multiply_keys(const Place& keys) {
     wgmma_hold(scores_);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
-      const uint32_t at = step / 4 * kSlabBytes + step % 4 * 32;
-      wgmma_scores<kFp8>(scores_, descriptor(query_tile(), at), descriptor(slot(keys), at), step > 0);
+      const int at = step / 4 * kSlabBytes + step % 4 * 32;
+      wgmma_scores<kFp8>(scores_, descriptor(query_tile(), at), descriptor(slot(keys), at),
+                         step > 0);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(scores_);
   }
-  __device__ void start_values(float (&acc)[32], const RingPlace<Layout::kSlots>& values,
-                               int slab) {
-    wgmma_hold(acc);
+  __device__ void multiply_values(const Place& values, int slab, float (&products)[32]) {
+    wgmma_hold(products);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
       const uint64_t at = descriptor(slot(values), slab * kSlabBytes + step * 2048);
-      wgmma_values<kFp8>(acc, weights_[step], at, step > 0);
+      wgmma_values<kFp8>(products, weights_[step], at, step > 0);
     }
-    if (!kAhead || slab == kSlabs - 1) wgmma_commit();
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(products);
   }
 
-  __device__ const float* scales(const RingPlace<Layout::kSlots>& place) const {
+  __device__ const float* scales(const Place& place) const {
     return reinterpret_cast<const float*>(shared_ + Layout::kScales) + place.slot * kTileKeys +
            lane_ % 4 * 2;
   }
@@ -321,8 +295,8 @@ class PrefillConsumer {
 
   // From scores to weights; the chunk's maximum and sums move on. Releases the keys, and waits for
   // the values.
-  __device__ void weigh(int tile, bool masked, const RingPlace<Layout::kSlots>& keys,
-                        const RingPlace<Layout::kSlots>& values) {
+  __device__ void weigh(int tile, bool masked, const Place& keys,
+                        const Place& values) {
     const int t = lane_ % 4;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -384,7 +358,7 @@ class PrefillConsumer {
 
   template <bool kInRange>  // no weight is zero or subnormal
   __device__ void weigh_columns(const float (&shift)[2],
-                                const RingPlace<Layout::kSlots>& values) {
+                                const Place& values) {
     float sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -443,27 +417,27 @@ class PrefillConsumer {
     return result;
   }
 
-  __device__ void fold_values(float (&acc)[32], int slab, bool is_first) {
+  __device__ void fold_values(float (&products)[32], int slab, bool is_first) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (kFp8 && down_[h] != 1) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          acc[4 * j + 2 * h] *= down_[h];
-          acc[4 * j + 2 * h + 1] *= down_[h];
+          products[4 * j + 2 * h] *= down_[h];
+          products[4 * j + 2 * h + 1] *= down_[h];
         }
       }
       if (is_first) {  // x + 0, as of what is folded into nothing
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int at = i / 2 * 4 + 2 * h + i % 2;
-          out_[slab][at] = fmaf(acc[at], new_weight_[h], 0.0f);
+          out_[slab][at] = fmaf(products[at], new_weight_[h], 0.0f);
         }
       } else {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int at = i / 2 * 4 + 2 * h + i % 2;
-          out_[slab][at] = fmaf(out_[slab][at], old_weight_[h], acc[at] * new_weight_[h]);
+          out_[slab][at] = fmaf(out_[slab][at], old_weight_[h], products[at] * new_weight_[h]);
         }
       }
     }
