@@ -9,7 +9,6 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/prefill_consumer.cuh"
 #include "backend/cuda/device/prefill_producer.cuh"
-#include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
@@ -24,7 +23,7 @@ constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : 232;
 
 template <bool kFp8, int kWidth>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
-    prefill_kernel(const __grid_constant__ PrefillProblem p, int num_items) {
+    prefill_kernel(const __grid_constant__ PrefillProblem p) {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
   extern __shared__ __align__(1024) char shared[];
   using Producer = std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
@@ -38,39 +37,50 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     for (int slot = 0; slot < Layout::kRawSlots; ++slot) {
       barrier_init(base + Layout::kRawFull + 8 * slot, 1);
     }
-    fence_async_proxy();
+    for (int slot = 0; slot < Layout::kItemSlots; ++slot) {
+      barrier_init(base + Layout::kItemFull + 8 * slot, 1);
+    }
+    barrier_fence_init();
   }
   __syncthreads();
-  PrefillItem<Layout> item(p, num_items);
+  PrefillSchedule<Layout> schedule(p, shared);
   if (threadIdx.x >= 128 * kConsumers) {
     give_registers<kProducerRegisters>();
     Producer producer(p, base);
-    for (; item.index >= 0; item.advance(p)) producer.run(item);
+    const bool posts = threadIdx.x < 128 * kConsumers + 32;
+    if (posts) schedule.post();
+    for (;;) {
+      const PrefillItem item = schedule.next();
+      if (item.sequence < 0) break;
+      if (posts) schedule.post();
+      producer.run(item);
+    }
   } else {
     take_registers<kConsumerRegisters>();
     PrefillConsumer<kFp8, kWidth, kConsumers> consumer(p, shared);
-    if (item.index >= 0) consumer.fetch(item);
-    while (item.index >= 0) {
+    PrefillItem item = schedule.next();
+    if (item.sequence >= 0) consumer.fetch(item);
+    while (item.sequence >= 0) {
       consumer.run(item);
-      const PrefillItem<Layout> done = item;
-      item.advance(p);
-      if (item.index >= 0) consumer.fetch(item);
+      const PrefillItem done = item;
+      item = schedule.next();
+      if (item.sequence >= 0) consumer.fetch(item);
       consumer.write(done);
     }
   }
 }
 
 template <bool kFp8, int kWidth>
-void launch(Context& context, const PrefillProblem& p) {
+void launch(Context& context, PrefillProblem& p) {
   using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
   const auto kernel = prefill_kernel<kFp8, kWidth>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
-  const int num_items =
-      (p.num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads;
-  const int blocks = std::min(num_items, context.num_multiprocessors());
-  kernel<<<static_cast<unsigned>(blocks), Layout::kThreads, Layout::kBytes, context.stream()>>>(
-      p, num_items);
+  p.num_items = (p.num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads;
+  p.next_item = context.scratch<int>(kScratchAttention, 1);
+  check(cudaMemsetAsync(p.next_item, 0, sizeof(int), context.stream()), "attention");
+  const auto blocks = static_cast<unsigned>(std::min(p.num_items, context.num_multiprocessors()));
+  kernel<<<blocks, Layout::kThreads, Layout::kBytes, context.stream()>>>(p);
   check_launch("attention");
 }
 
@@ -84,7 +94,7 @@ bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8) {
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }
-  PrefillProblem problem{p, 0};
+  PrefillProblem problem{p, 0, 0, nullptr};
   if (p.group > 1) {
     problem.group_inverse = static_cast<uint32_t>(divide_up(int64_t{1} << 32, p.group));
   }

@@ -47,7 +47,7 @@ class PrefillConsumer {
         lane_(threadIdx.x % 32) {}
 
   // Starts to copy the warpgroup's queries as they lie to where the last item's are no longer used.
-  __device__ void fetch(const PrefillItem<Layout>& item) const {
+  __device__ void fetch(const PrefillItem& item) const {
     warpgroup_sync(1 + group_);
 #pragma unroll
     for (int i = 0; i < kQueryPasses; ++i) {
@@ -65,7 +65,7 @@ class PrefillConsumer {
   }
 
   // Computes the item's rows; `write` then stores them.
-  __device__ void run(const PrefillItem<Layout>& item) {
+  __device__ void run(const PrefillItem& item) {
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
     if (first_row > last_row) {
@@ -113,7 +113,7 @@ class PrefillConsumer {
     for (; tile < item.limit; tile += kTileKeys) skip_tile();
   }
 
-  __device__ void write(const PrefillItem<Layout>& item) const {
+  __device__ void write(const PrefillItem& item) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of(item.first_row + 64 * group_, h);
@@ -199,7 +199,7 @@ class PrefillConsumer {
   }
   // The fetched queries into the matrix unit's order; with FP8 keys as FP16 under a power of two of
   // the row's own that factor_ takes back.
-  __device__ void place_queries(const PrefillItem<Layout>& item, int first_row) {
+  __device__ void place_queries(const PrefillItem& item, int first_row) {
     uint32_t words[kQueryPasses][4];
     copy_async_wait<0>();
 #pragma unroll

@@ -16,6 +16,9 @@ namespace octet::cuda {
 struct PrefillProblem : AttentionProblem {
   uint32_t group_inverse;  // ⌈2^32 / group⌉, for quotients of numbers below 2^27; group 1: 0
 
+  int num_items;
+  int* next_item;  // 0 at the start
+
   // Query row, in order of token, then head of the group, to token.
   __device__ int token_of(int row) const {
     return group == 1 ? row : static_cast<int>(__umulhi(static_cast<uint32_t>(row), group_inverse));
@@ -88,16 +91,21 @@ struct PrefillLayout {
   static constexpr int kRawScales = kTileKeys * kWidth;
   static constexpr int kRawBytes = kRawScales + kTileKeys * 4;
 
+  static constexpr int kItemSlots = 8;
+
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
   static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
   static constexpr int kRaw = kTotals + kRows * kWidth * 4;
   static constexpr int kScales = kRaw + kRawSlots * kRawBytes;  // of a slot's 64 keys
   static constexpr int kFactors = kScales + (kFp8 ? kSlots * kTileKeys * 4 : 0);
-  static constexpr int kFull = kFactors + kRows * 4;
+  static constexpr int kItems = kFactors + kRows * 4;
+  static constexpr int kFull = kItems + kItemSlots * 32;
   static constexpr int kEmpty = kFull + kSlots * 8;
   static constexpr int kRawFull = kEmpty + kSlots * 8;
-  static constexpr int kBytes = kRawFull + kRawSlots * 8;
+  static constexpr int kItemFull = kRawFull + kRawSlots * 8;
+  static constexpr int kBytes = kItemFull + kItemSlots * 8;
+  static_assert(kBytes <= 227 * 1024);
 
   // Where the items of a sequence begin among all: never too close together.
   __device__ static int first_item(const PrefillProblem& p, int sequence) {
@@ -105,28 +113,13 @@ struct PrefillLayout {
   }
 };
 
-// Up to kRows query rows of one sequence and key/value head, in order of token, then head.
-template <class Layout>
+// Query rows of one sequence and key/value head, in order of token, then head, that a block takes
+// together.
 struct PrefillItem {
-  int index = -1;  // −1: none is left
-  int sequence, head, first_token, first_position;
+  int sequence;  // −1: none is left
+  int head, first_token, first_position;
   int first_row, last_row;  // among the sequence's new tokens × group
-  int begin, limit;  // positions of the keys: from a tile's first, up to the last row's own
-
-  // This block's first item of `num_items`; the longest of a sequence, its last, come first.
-  __device__ PrefillItem(const PrefillProblem& p, int num_items)
-      : index(num_items + static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x)) {
-    advance(p);
-  }
-  __device__ void advance(const PrefillProblem& p) {
-    do {
-      index -= static_cast<int>(gridDim.x);
-    } while (index >= 0 && !read(p));
-    begin = uniform(begin);
-    limit = uniform(limit);
-    first_row = uniform(first_row);
-    last_row = uniform(last_row);
-  }
+  int begin, limit;         // positions of the keys: from a tile's first, up to the last row's own
 
   __device__ int position_of(const PrefillProblem& p, int row) const {
     return first_position + p.token_of(row);
@@ -136,25 +129,75 @@ struct PrefillItem {
     if (p.window == 0) return 0;
     return max(0, position_of(p, row) + 1 - p.window) / kTileKeys * kTileKeys;
   }
+};
+
+// Hands the items out to blocks as they come free, the longest of a sequence, its last, first; in a
+// block one warp asks, and all read the same.
+template <class Layout>
+class PrefillSchedule {
+  const PrefillProblem& p_;
+  char* shared_;
+  int turn_ = 0, posted_ = 0;
+
+ public:
+  __device__ PrefillSchedule(const PrefillProblem& p, char* shared) : p_(p), shared_(shared) {}
+
+  // The next item of the block.
+  __device__ PrefillItem next() {
+    const int slot = turn_ % Layout::kItemSlots;
+    barrier_wait(full(slot), turn_ / Layout::kItemSlots % 2);
+    ++turn_;
+    PrefillItem item = *at(slot);
+    item.begin = uniform(item.begin);
+    item.limit = uniform(item.limit);
+    item.first_row = uniform(item.first_row);
+    item.last_row = uniform(item.last_row);
+    return item;
+  }
+  // Makes an item next, by one warp, once for each that it has taken. Nobody is kItemSlots behind
+  // it: an item has two operands at least and the ring room for few.
+  __device__ void post() {
+    const int lane = threadIdx.x % 32;
+    PrefillItem item;
+    do {
+      int ticket = 0;
+      if (lane == 0) ticket = atomicAdd(p_.next_item, 1);
+      item.sequence = -1;
+      const int index = p_.num_items - 1 - uniform(ticket);
+      if (index < 0) break;
+      read(index, item);
+    } while (item.last_row < item.first_row);
+    const int slot = posted_++ % Layout::kItemSlots;
+    if (lane == 0) {
+      *at(slot) = item;
+      barrier_arrive(full(slot));
+    }
+  }
 
  private:
-  // Whether there is something to do.
-  __device__ bool read(const PrefillProblem& p) {
-    head = index % p.keys.heads;
-    const int block = index / p.keys.heads;
-    sequence = 0;
-    for (int above = p.num_sequences; above - sequence > 1;) {
+  __device__ PrefillItem* at(int slot) const {
+    return reinterpret_cast<PrefillItem*>(shared_ + Layout::kItems) + slot;
+  }
+  __device__ uint32_t full(int slot) const {
+    return shared_address(shared_) + Layout::kItemFull + 8 * slot;
+  }
+  __device__ void read(int index, PrefillItem& item) const {
+    item.head = index % p_.keys.heads;
+    const int block = index / p_.keys.heads;
+    int sequence = 0;
+    for (int above = p_.num_sequences; above - sequence > 1;) {
       const int middle = (sequence + above) / 2;
-      (Layout::first_item(p, middle) <= block ? sequence : above) = middle;
+      (Layout::first_item(p_, middle) <= block ? sequence : above) = middle;
     }
-    first_token = p.query_offsets[sequence];
-    const int new_tokens = p.query_offsets[sequence + 1] - first_token;
-    first_position = p.context_lengths[sequence] - new_tokens;
-    first_row = (block - Layout::first_item(p, sequence)) * Layout::kRows;
-    last_row = min(first_row + Layout::kRows, new_tokens * p.group) - 1;
-    begin = begin_of(p, first_row);
-    limit = position_of(p, last_row) + 1;
-    return last_row >= first_row && !(p.chunked && new_tokens == 1);
+    item.sequence = sequence;
+    item.first_token = p_.query_offsets[sequence];
+    const int new_tokens = p_.query_offsets[sequence + 1] - item.first_token;
+    item.first_position = p_.context_lengths[sequence] - new_tokens;
+    item.first_row = (block - Layout::first_item(p_, sequence)) * Layout::kRows;
+    item.last_row = min(item.first_row + Layout::kRows, new_tokens * p_.group) - 1;
+    if (p_.chunked && new_tokens == 1) item.last_row = -1;
+    item.begin = item.begin_of(p_, item.first_row);
+    item.limit = item.position_of(p_, item.last_row) + 1;
   }
 };
 

@@ -48,7 +48,7 @@ class PrefillCopier {
     value_place_ = slab + slab_chunk(row, piece % 8);
   }
 
-  __device__ void run(const PrefillItem<Layout>& item) {
+  __device__ void run(const PrefillItem& item) {
     PrefillPages pages(p_, item.sequence, item.begin, item.limit);
     const int64_t head = (int64_t{item.head} << p_.keys.page_shift) * (kWidth * 2) + column_;
     for (int tile = item.begin; tile < item.limit; tile += kTileKeys) {
@@ -119,7 +119,7 @@ class PrefillConverter {
     }
   }
 
-  __device__ void run(const PrefillItem<Layout>& item) {
+  __device__ void run(const PrefillItem& item) {
     PrefillPages pages(p_, item.sequence, item.begin, item.limit);
     RingPlace<2> next = raw_;
     for (const bool keys : {true, false}) {
@@ -153,7 +153,7 @@ class PrefillConverter {
   }
 
   // Starts the copy of a tile: a lane of the first warp for each page.
-  __device__ void fetch(const PrefillItem<Layout>& item, const PrefillPages& pages, int tile,
+  __device__ void fetch(const PrefillItem& item, const PrefillPages& pages, int tile,
                         bool keys, int slot) const {
     if (warp_ != 0) return;
     const int rows = min(kTileKeys, 1 << p_.keys.page_shift), first = lane_ * rows;
