@@ -1,7 +1,7 @@
 // The attention forward for many new tokens: blocks of a producer warpgroup, which brings keys and
-// values as 16-bit operands, and of consumers with 64 query rows each, on wgmma. The arithmetic of a
-// row is the class of attention_tile.cuh: FP16 and BF16 products of wgmma and mma.sync have the same
-// bits when the same sixteen terms meet in each step.
+// values as 16-bit operands, and of consumers with 64 query rows each, on wgmma. The arithmetic of
+// a row is the class of attention_tile.cuh: FP16 and BF16 products of wgmma and mma.sync have the
+// same bits when the same sixteen terms meet in each step.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,21 +13,16 @@
 namespace octet::cuda {
 namespace {
 
-#ifndef PREFILL_CONSUMERS
-#define PREFILL_CONSUMERS 3
-#endif
-constexpr int kConsumers = PREFILL_CONSUMERS;
-// Registers of a thread: 128 at the start of four warpgroups, 168 of three.
-constexpr int kProducerRegisters = kConsumers == 3 ? 56 : 40;
-constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : 232;
+// Of a thread; 128 at the start of four warpgroups.
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 152;
 
 template <bool kFp8, int kWidth>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     prefill_kernel(const __grid_constant__ PrefillProblem p) {
-  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  using Layout = PrefillLayout<kFp8, kWidth>;
   extern __shared__ __align__(1024) char shared[];
-  using Producer = std::conditional_t<kFp8, PrefillConverter<kWidth, kConsumers>,
-                                      PrefillCopier<kWidth, kConsumers>>;
+  using Producer = std::conditional_t<kFp8, PrefillConverter<kWidth>, PrefillCopier<kWidth>>;
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
@@ -57,7 +52,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     }
   } else {
     take_registers<kConsumerRegisters>();
-    PrefillConsumer<kFp8, kWidth, kConsumers> consumer(p, shared);
+    PrefillConsumer<kFp8, kWidth> consumer(p, shared);
     PrefillItem item = schedule.next();
     if (item.sequence >= 0) consumer.fetch(item);
     while (item.sequence >= 0) {
@@ -72,7 +67,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
 
 template <bool kFp8, int kWidth>
 void launch(Context& context, PrefillProblem& p) {
-  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  using Layout = PrefillLayout<kFp8, kWidth>;
   const auto kernel = prefill_kernel<kFp8, kWidth>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;

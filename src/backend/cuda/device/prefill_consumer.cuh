@@ -8,9 +8,9 @@
 
 namespace octet::cuda {
 
-template <bool kFp8, int kWidth, int kConsumers>
+template <bool kFp8, int kWidth>
 class PrefillConsumer {
-  using Layout = PrefillLayout<kFp8, kWidth, kConsumers>;
+  using Layout = PrefillLayout<kFp8, kWidth>;
   using Place = RingPlace<Layout::kSlots>;
   static constexpr int kSlabs = Layout::kSlabs;
   static constexpr int kQueryLanes = kWidth / 8;  // of a row
@@ -56,8 +56,7 @@ class PrefillConsumer {
       const bool inside = row <= item.last_row;
       const Bf16* from = p_.q;
       if (inside) {
-        from += (item.first_token + token) * p_.q_stride + head * kWidth +
-                lane_ % kQueryLanes * 8;
+        from += (item.first_token + token) * p_.q_stride + head * kWidth + lane_ % kQueryLanes * 8;
       }
       copy_async_16(fetched_query(i), from, inside);
     }
@@ -120,8 +119,8 @@ class PrefillConsumer {
       if (row > item.last_row) continue;
       const int token = p_.token_of(row);
       const int head = item.head * p_.group + row - token * p_.group;
-      Bf16* to = p_.out + (item.first_token + token) * p_.out_stride + head * kWidth +
-                 lane_ % 4 * 2;
+      Bf16* to =
+          p_.out + (item.first_token + token) * p_.out_stride + head * kWidth + lane_ % 4 * 2;
       // A product with the reciprocal is within two units of the quotient's last place: where both
       // sides of that round to the same BF16, it serves.
       const float reciprocal = __frcp_rn(total_sum_[h]);
@@ -172,9 +171,7 @@ class PrefillConsumer {
   }
   __device__ void acquire(const Place& place) const {
     barrier_wait(base_ + Layout::kFull + 8 * place.slot, place.parity);
-#ifndef PREFILL_NO_FENCE
-    if constexpr (!kFp8) fence_async_proxy();  // copies need no thread that could do it
-#endif
+    if constexpr (!kFp8) fence_async_proxy();  // copies end without a thread that could do it
   }
   __device__ void release(const Place& place) const {
     __syncwarp();
@@ -237,8 +234,8 @@ class PrefillConsumer {
       const uint32_t slab = query_tile() + piece / 8 * kSlabBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_shared(slab + contraction_place<kFp8>(row, piece % 8 * 2 + half),
-                     words[i][2 * half], words[i][2 * half + 1]);
+        store_shared(slab + contraction_place<kFp8>(row, piece % 8 * 2 + half), words[i][2 * half],
+                     words[i][2 * half + 1]);
       }
     }
     fence_async_proxy();
@@ -295,8 +292,7 @@ class PrefillConsumer {
 
   // From scores to weights; the chunk's maximum and sums move on. Releases the keys, and waits for
   // the values.
-  __device__ void weigh(int tile, bool masked, const Place& keys,
-                        const Place& values) {
+  __device__ void weigh(int tile, bool masked, const Place& keys, const Place& values) {
     const int t = lane_ % 4;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -357,8 +353,7 @@ class PrefillConsumer {
   }
 
   template <bool kInRange>  // no weight is zero or subnormal
-  __device__ void weigh_columns(const float (&shift)[2],
-                                const Place& values) {
+  __device__ void weigh_columns(const float (&shift)[2], const Place& values) {
     float sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -458,8 +453,8 @@ class PrefillConsumer {
       total_maximum_[h] = fold_by[h].maximum;
       total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
     }
-    auto* totals = reinterpret_cast<float4*>(shared_ + Layout::kTotals) +
-                   group_ * (64 * kWidth / 4) + thread_;
+    auto* totals =
+        reinterpret_cast<float4*>(shared_ + Layout::kTotals) + group_ * (64 * kWidth / 4) + thread_;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll

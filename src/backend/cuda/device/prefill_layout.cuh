@@ -28,6 +28,7 @@ struct PrefillProblem : AttentionProblem {
 // A value that all lanes hold, so that the compiler knows it.
 __device__ inline int uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
+inline constexpr int kConsumers = 3;  // warpgroups of a block; a fourth one is the producer
 inline constexpr int kSlabBytes = kTileKeys * 128;  // also of a warpgroup's 64 queries
 
 // 16-byte chunk `chunk` of row `row` of a slab.
@@ -79,13 +80,13 @@ class PrefillPages {
   }
 };
 
-template <bool kFp8, int kWidth, int kConsumers>
+template <bool kFp8, int kWidth>
 struct PrefillLayout {
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
   static constexpr int kSlabs = kWidth / 64;
   static constexpr int kTileBytes = kSlabs * kSlabBytes;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kSlots = kConsumers == 3 ? 4 : 6;  // of the ring: keys and values in turn
+  static constexpr int kSlots = 4;  // of the ring: keys and values in turn
   // FP8: codes of a tile, then its scales, before they are converted.
   static constexpr int kRawSlots = kFp8 ? 2 : 0;
   static constexpr int kRawScales = kTileKeys * kWidth;

@@ -20,9 +20,9 @@ struct PrefillRing {
 };
 
 // BF16 pages: copies need no thread to end. A warp takes 16 rows, which lie side by side in a page.
-template <int kWidth, int kConsumers>
+template <int kWidth>
 class PrefillCopier {
-  using Layout = PrefillLayout<false, kWidth, kConsumers>;
+  using Layout = PrefillLayout<false, kWidth>;
   static constexpr int kPieces = kWidth / 8;  // of a row
   static constexpr int kPassRows = 32 / kPieces;
   static constexpr int kPasses = 16 / kPassRows;
@@ -54,7 +54,8 @@ class PrefillCopier {
     for (int tile = item.begin; tile < item.limit; tile += kTileKeys) {
       if (tile % kChunkKeys == 0 && tile != item.begin) pages.enter(tile);
       const int position = tile + 16 * warp_, page = pages.page_of(position);
-      const int64_t from = head + int64_t{max(page, 0)} * static_cast<int>(p_.keys.page_stride * 2) +
+      const int64_t from = head +
+                           int64_t{max(page, 0)} * static_cast<int>(p_.keys.page_stride * 2) +
                            pages.offset_of(position) * (kWidth * 2);
       const int rows = page >= 0 ? item.limit - position - row_ : 0;
       copy<true>(p_.keys.k + from, rows);
@@ -88,9 +89,9 @@ class PrefillCopier {
 };
 
 // FP8 pages: codes and scales are copied as they lie, two tiles ahead, then converted to FP16.
-template <int kWidth, int kConsumers>
+template <int kWidth>
 class PrefillConverter {
-  using Layout = PrefillLayout<true, kWidth, kConsumers>;
+  using Layout = PrefillLayout<true, kWidth>;
   static constexpr int kPasses = Layout::kSlabs * 2;
   static constexpr int kPassRows = kTileKeys / kPasses;
 
@@ -132,8 +133,7 @@ class PrefillConverter {
       uint32_t rows[2];
       for (int i = 0; i < 2; ++i) {
         const int position = tile + 32 * i + lane_;
-        rows[i] = __ballot_sync(0xFFFFFFFFu,
-                                pages.page_of(position) >= 0 && position < item.limit);
+        rows[i] = __ballot_sync(0xFFFFFFFFu, pages.page_of(position) >= 0 && position < item.limit);
       }
       if (ahead % kChunkKeys == 0) pages.enter(ahead);
       convert<true>(rows);
@@ -144,6 +144,7 @@ class PrefillConverter {
       raw_.advance();
     }
   }
+
  private:
   __device__ uint32_t raw(int slot) const {
     return ring_.shared + Layout::kRaw + slot * Layout::kRawBytes;
@@ -153,8 +154,8 @@ class PrefillConverter {
   }
 
   // Starts the copy of a tile: a lane of the first warp for each page.
-  __device__ void fetch(const PrefillItem& item, const PrefillPages& pages, int tile,
-                        bool keys, int slot) const {
+  __device__ void fetch(const PrefillItem& item, const PrefillPages& pages, int tile, bool keys,
+                        int slot) const {
     if (warp_ != 0) return;
     const int rows = min(kTileKeys, 1 << p_.keys.page_shift), first = lane_ * rows;
     const int position = tile + first;
@@ -199,11 +200,11 @@ class PrefillConverter {
       }
     }
     if (warp_ < 2) {
-      const uint32_t scale = load_shared(raw(raw_.slot) + Layout::kRawScales +
-                                         (warp_ * 32 + lane_) * 4);
-      store_shared(ring_.shared + Layout::kScales +
-                       (ring_.place.slot * kTileKeys + warp_ * 32 + lane_) * 4,
-                   (rows[warp_] >> lane_ & 1) != 0 ? scale : 0);
+      const uint32_t scale =
+          load_shared(raw(raw_.slot) + Layout::kRawScales + (warp_ * 32 + lane_) * 4);
+      store_shared(
+          ring_.shared + Layout::kScales + (ring_.place.slot * kTileKeys + warp_ * 32 + lane_) * 4,
+          (rows[warp_] >> lane_ & 1) != 0 ? scale : 0);
     }
     fence_async_proxy();
     __syncwarp();
