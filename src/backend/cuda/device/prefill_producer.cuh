@@ -176,26 +176,39 @@ class PrefillConverter {
               scales + page * p_.keys.scale_page_stride + row, rows * 4, raw_full(slot));
   }
 
+  __device__ static void half4_of_e4m3(uint32_t codes, uint32_t (&to)[2]) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+        "cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(to[0]), "=r"(to[1])
+        : "r"(codes));
+  }
   template <bool kKeys>
   __device__ void convert(const uint32_t (&rows)[2]) {
     barrier_wait(raw_full(raw_.slot), raw_.parity);
     barrier_wait(ring_.empty(), ring_.place.parity ^ 1);
+    const bool whole = (rows[0] & rows[1]) == 0xFFFFFFFFu;
     const uint32_t from = raw(raw_.slot) + row_ * kWidth + column_;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const uint32_t to = ring_.slot() + i * (kPassRows * 128);
       uint32_t w[4];
       load_shared(from + i * (kPassRows * kWidth), w);
-      const int row = i * kPassRows + row_;
-      if ((rows[i * kPassRows / 32] >> row % 32 & 1) == 0) w[0] = w[1] = w[2] = w[3] = 0;
+      if (!whole && (rows[i * kPassRows / 32] >> (i * kPassRows + row_) % 32 & 1) == 0) {
+        w[0] = w[1] = w[2] = w[3] = 0;
+      }
+      uint32_t halves[4][2];
 #pragma unroll
-      for (int g = 0; g < 4; g += kKeys ? 1 : 2) {
-        const uint32_t a = half2_of_e4m3(w[g]), b = half2_of_e4m3(w[g] >> 16);
-        if constexpr (kKeys) {
-          store_shared(to + key_places_[g], a, b);
-        } else {
-          store_shared(to + value_places_[g / 2], a, b, half2_of_e4m3(w[g + 1]),
-                       half2_of_e4m3(w[g + 1] >> 16));
+      for (int g = 0; g < 4; ++g) half4_of_e4m3(w[g], halves[g]);
+      if constexpr (kKeys) {
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          store_shared(to + key_places_[g], halves[g][0], halves[g][1]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          store_shared(to + value_places_[i], halves[2 * i][0], halves[2 * i][1],
+                       halves[2 * i + 1][0], halves[2 * i + 1][1]);
         }
       }
     }
