@@ -123,8 +123,10 @@ class PrefillConsumer {
           p_.out + (item.first_token + token) * p_.out_stride + head * kWidth + lane_ % 4 * 2;
       // A product with the reciprocal is within two units of the quotient's last place: where both
       // sides of that round to the same BF16, it serves.
-      const float reciprocal = __frcp_rn(total_sum_[h]);
-      unsigned nearest = total_sum_[h] >= 0x1p-60f && total_sum_[h] <= 0x1p60f ? ~0u : 0u;
+      const bool none = position_[h] < 0;  // there are no keys: zeros
+      const float reciprocal = none ? 0.0f : __frcp_rn(total_sum_[h]);
+      const bool usual = total_sum_[h] >= 0x1p-60f && total_sum_[h] <= 0x1p60f;
+      unsigned nearest = none || usual ? ~0u : 0u;
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll

@@ -198,7 +198,7 @@ class PrefillSchedule {
     item.last_row = min(item.first_row + Layout::kRows, new_tokens * p_.group) - 1;
     if (p_.chunked && new_tokens == 1) item.last_row = -1;
     item.begin = item.begin_of(p_, item.first_row);
-    item.limit = item.position_of(p_, item.last_row) + 1;
+    item.limit = max(1, item.position_of(p_, item.last_row) + 1);  // so that there is a tile
   }
 };
 
