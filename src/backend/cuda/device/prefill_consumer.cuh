@@ -68,6 +68,7 @@ class PrefillConsumer {
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
     if (first_row > last_row) {
+      copy_async_wait<0>();
       for (int tile = item.begin; tile < item.limit; tile += kTileKeys) skip_tile();
       return;
     }
