@@ -6,6 +6,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/bulk_copy.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
@@ -243,20 +244,27 @@ struct Decode {
   // Scores, softmax weights and the fold of maximum and sums, as AttentionTile::weigh.
   __device__ static void weigh(int lane, int first, int last, const float (&factor)[2],
                                State& state, float (&weights)[4][2][2], Fold (&folds)[2]) {
-    const int row = key_of(lane / 4);
-    const bool edge = first > 0 || last < kTileKeys - 1;
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    if (first > 0 || last < kTileKeys - 1) {  // keys that the sequence does not see
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int key = 16 * b + 8 * h + key_of(lane / 4);
+          if (key >= first && key <= last) continue;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) weights[b][h][e] = -INFINITY;
+        }
+      }
+    }
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int key = 16 * b + 8 * h + row;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float score = weights[b][h][e] * factor[e];
-          if (edge && (key < first || key > last)) score = -INFINITY;
-          weights[b][h][e] = score;
-          largest[e] = fmaxf(largest[e], score);
+          weights[b][h][e] *= factor[e];
+          largest[e] = fmaxf(largest[e], weights[b][h][e]);
         }
       }
     }
@@ -485,6 +493,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     barrier_fence_init();
   }
   __syncthreads();
+  await_predecessor();
 
   const int stride = static_cast<int>(gridDim.x) * kWarps;
   const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
@@ -569,6 +578,7 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
     barrier_fence_init();
   }
   __syncthreads();
+  await_predecessor();
   char* const keys = at + (k_slot.tile - base);
   char* const values = keys + D::kTileBytes;
   auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
@@ -670,7 +680,7 @@ bool make_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t row
 }
 
 template <bool kFp8, int kWidth, int kWarps>
-bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
+bool launch_width(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
   using D = Decode<kFp8, kWidth>;
   CUtensorMap k_map, v_map;
   const int64_t rows = cache.k.shape[0] * cache.num_heads() * kPageKeys;
@@ -691,13 +701,18 @@ bool launch(Context& context, const AttentionProblem& p, const ops::KvCacheView&
   // So few chunks that their tiles may all go side by side.
   const int64_t most = int64_t{p.num_sequences} * p.num_chunks * p.keys.heads;
   if (most <= 3 * multiprocessors) {
-    split<<<static_cast<unsigned>(most), 128, 4 * kWarpBytes + more, context.stream()>>>(p, k_map,
-                                                                                         v_map);
+    launch("attention", context,
+           {.grid = dim3(static_cast<unsigned>(most)),
+            .num_threads = 128,
+            .shared_bytes = 4 * kWarpBytes + more},
+           split, p, k_map, v_map);
   } else {
-    chunks<<<multiprocessors, 32 * kWarps, kWarps * kWarpBytes + more, context.stream()>>>(p, k_map,
-                                                                                           v_map);
+    launch("attention", context,
+           {.grid = dim3(multiprocessors),
+            .num_threads = 32 * kWarps,
+            .shared_bytes = kWarps * kWarpBytes + more},
+           chunks, p, k_map, v_map);
   }
-  check_launch("attention");
   return true;
 }
 
@@ -712,9 +727,9 @@ bool attention_decode(Context& context, const AttentionProblem& p, const ops::Kv
       p.q_stride % 8 != 0 || reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }
-  if (fp8 && width == 128) return launch<true, 128, 12>(context, p, cache);
-  if (!fp8 && width == 128) return launch<false, 128, 6>(context, p, cache);
-  if (!fp8 && width == 64) return launch<false, 64, 12>(context, p, cache);
+  if (fp8 && width == 128) return launch_width<true, 128, 12>(context, p, cache);
+  if (!fp8 && width == 128) return launch_width<false, 128, 6>(context, p, cache);
+  if (!fp8 && width == 64) return launch_width<false, 64, 12>(context, p, cache);
   return false;
 }
 

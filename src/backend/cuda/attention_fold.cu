@@ -4,7 +4,7 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
 #include "backend/cuda/device/vectors.cuh"
-#include "backend/cuda/status.h"
+#include "backend/cuda/launch.cuh"
 
 namespace octet::cuda {
 namespace {
@@ -18,11 +18,13 @@ __global__ void __launch_bounds__(kMaxThreads)
                 DeviceCounters* counters) {
   const int sequence = blockIdx.x;
   const int token = p.query_offsets[sequence];
-  if (p.query_offsets[sequence + 1] - token != 1) return;
+  const int limit = p.context_lengths[sequence];
+  const bool serves = p.query_offsets[sequence + 1] - token == 1;
+  await_predecessor();
+  if (!serves) return;
   const int width = p.keys.width, columns = p.keys.heads * p.group * width;
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kElements;
   const int head = column / width, element = column - head * width;
-  const int limit = p.context_lengths[sequence];
   float result[kElements] = {};
   if (column < columns) {
     const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
@@ -94,8 +96,8 @@ void attention_fold(Context& context, const AttentionProblem& p, const Quantized
   const int width = kernel_width(p.keys.width);
   const auto kernel =
       width == 64 ? fold_kernel<64> : (width == 128 ? fold_kernel<128> : fold_kernel<256>);
-  kernel<<<grid, block, 0, context.stream()>>>(p, quantized, context.counters());
-  check_launch("attention");
+  launch("attention", context, {.grid = grid, .num_threads = block}, kernel, p, quantized,
+         context.counters());
 }
 
 }  // namespace octet::cuda

@@ -22,6 +22,7 @@ struct LaunchShape {
   dim3 grid;
   unsigned num_threads;
   bool clustered = false;  // the blocks of one x run together
+  unsigned shared_bytes = 0;
 };
 
 template <class... Parameters>
@@ -35,6 +36,7 @@ void launch(std::string_view op, Context& context, const LaunchShape& shape,
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.num_threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = context.stream();
   config.attrs = attributes;
   config.numAttrs = context.portable() ? 0 : shape.clustered ? 2 : 1;
