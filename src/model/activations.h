@@ -13,16 +13,16 @@ enum ProjectionIndex { kQ, kK, kV, kO, kGate, kUp, kDown, kNumProjections };
 
 // What one layer's forward leaves for its backward.
 struct LayerActivations {
-  tensor::TensorView x;                      // [T, H] residual stream into the layer
-  tensor::TensorView normed;                 // [T, H]
-  tensor::TensorView qkv;                    // [T, Q + 2 G] before norm and rotation
-  tensor::TensorView q_rotated;              // [T, Q]
-  tensor::TensorView attention;              // [T, Q]
-  tensor::TensorView lse;                    // [T, query heads] F32
-  tensor::TensorView x_mid;                  // [T, H] residual stream after attention
-  tensor::TensorView mlp_normed;             // [T, H]
-  tensor::TensorView gate_up;                // [T, 2 I]
-  tensor::TensorView activated;              // [T, I]
+  tensor::TensorView x;           // [T, H] residual stream into the layer
+  tensor::TensorView normed;      // [T, H]
+  tensor::TensorView qkv;         // [T, Q + 2 G] before norm and rotation
+  tensor::TensorView q_rotated;   // [T, Q]
+  tensor::TensorView attention;   // [T, Q]
+  tensor::TensorView lse;         // [T, query heads] F32
+  tensor::TensorView x_mid;       // [T, H] residual stream after attention
+  tensor::TensorView mlp_normed;  // [T, H]
+  tensor::TensorView gate_up;     // [T, 2 I]
+  tensor::TensorView activated;   // [T, I]
   // [T, r] x Aᵀ, where there is an adapter; those of a group are the columns of one matrix.
   tensor::TensorView lora[kNumProjections];
 };

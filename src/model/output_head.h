@@ -16,7 +16,7 @@ struct TopToken {
 struct TokenScores {
   std::vector<float> log_probs;  // of the targets, nats
   std::vector<float> entropies;  // of the distributions, nats
-  std::vector<TopToken> top{};     // num_top of each distribution, the likeliest first
+  std::vector<TopToken> top{};   // num_top of each distribution, the likeliest first
 };
 
 class OutputHead {

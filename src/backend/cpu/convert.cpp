@@ -14,8 +14,8 @@ void convert(Context& context, const tensor::TensorView& from, const tensor::Ten
     return dtype == DType::kF32 || dtype == DType::kBF16;
   };
   if (!convertible(from.dtype) || !convertible(to.dtype)) {
-    fail("convert", "takes F32 and BF16, but was given {} and {}",
-         tensor::dtype_name(from.dtype), tensor::dtype_name(to.dtype));
+    fail("convert", "takes F32 and BF16, but was given {} and {}", tensor::dtype_name(from.dtype),
+         tensor::dtype_name(to.dtype));
   }
   if (!(from.shape == to.shape)) {
     fail("convert", "both views must have one shape, but they have {} and {}",
