@@ -83,7 +83,7 @@ TEST_F(RecordingCuda, RepeatsTheCallsOnWhatLiesThere) {
       const std::vector<uint8_t> bytes = download(guard);
       ASSERT_EQ(std::ranges::count(bytes, 0), std::ssize(bytes)) << "round " << round;
     }
-    if (round == 4) {  // scratch moves, and what it left is somebody else's
+    if (round == 4) {  // scratch grows, and memory that others get is not written
       device().squared_norm(make(DType::kF32, {int64_t{1} << 22}));
       for (int i = 0; i < 64; ++i) guards.push_back(make(DType::kU8, {int64_t{256} << (i % 8)}));
     }
