@@ -1,4 +1,6 @@
 // Attention against float64, and its rows' independence of everything but their own sequence.
+#include <tuple>
+
 #include "parity/cuda/cuda_test.h"
 #include "parity/ops/attention_problem.h"
 
@@ -86,6 +88,53 @@ TEST_F(AttentionCuda, RowsDependOnTheirSequenceAlone) {
         steps.push_back({{0, 1}, {1, 64}, {2, 127}, {5, 1}, {3, 190}, {4, 253}});
         for (int i = 0; i < 29; ++i) steps.push_back({{5, 1}});
         EXPECT_TRUE(run_attention(gpu(), p, sequences, steps, 11).rows[5] == expected);
+      }
+    }
+  }
+}
+
+// Many new tokens at once, all sequences in one call, against one token a step: the same bytes, at
+// odd lengths, for heads of a group that do and do not fill a block's rows, beside windows.
+TEST_F(AttentionCuda, ManyTokensEqualDecoding) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t width : {64, 128}) {
+      for (const auto& [group, window, page_size] :
+           {std::tuple<int64_t, int64_t, int64_t>{1, 0, 16},
+            {4, 0, 8},
+            {4, 65, 16},
+            {7, 0, 64},
+            {8, 100, 128},
+            {16, 0, 16}}) {
+        AttentionProblem p = problem(cache);
+        p.kv_heads = 2;
+        p.heads = 2 * group;
+        p.width = width;
+        p.window = window;
+        p.page_size = page_size;
+        std::vector<AttentionSequence> sequences;
+        int64_t longest = 0;
+        for (const int64_t length : {64, 1, 2, 63, 129, 65, 290}) {
+          sequences.push_back(make_sequence(p, length, static_cast<uint32_t>(7 * length)));
+          longest = std::max(longest, length);
+        }
+        std::vector<std::vector<AttentionPart>> one_by_one, uneven(2);
+        for (int64_t i = 0; i < longest; ++i) {
+          one_by_one.emplace_back();
+          for (size_t s = 0; s < sequences.size(); ++s) {
+            if (i < sequences[s].length) one_by_one.back().push_back({s, 1});
+          }
+        }
+        for (size_t s = 0; s < sequences.size(); ++s) {
+          const int64_t first = (sequences[s].length * static_cast<int64_t>(s + 1) + 4) / 9;
+          if (first > 0) uneven[0].push_back({s, first});
+          uneven[1].push_back({s, sequences[s].length - first});
+        }
+        const auto decoded = run_attention(gpu(), p, sequences, one_by_one, 3).rows;
+        const std::string what = fmt::format("cache {} width {} group {} window {}",
+                                             tensor::dtype_name(cache), width, group, window);
+        EXPECT_TRUE(run_attention(gpu(), p, sequences, {whole(sequences)}, 5).rows == decoded)
+            << what;
+        EXPECT_TRUE(run_attention(gpu(), p, sequences, uneven).rows == decoded) << what;
       }
     }
   }
