@@ -1,4 +1,5 @@
-// What decoding's warps walk over: chunks of single-token sequences, with up to eight query rows each.
+// What decoding's warps walk over: chunks of single-token sequences, with up to eight query rows
+// each.
 #pragma once
 
 #include "backend/cuda/attention.h"
