@@ -80,7 +80,7 @@ LibraryProducts::LibraryProducts(bool load) {
 LibraryProducts::~LibraryProducts() = default;
 
 int64_t LibraryProducts::workspace_bytes() const {
-  return library_ == nullptr ? 0 : CublasLt::kWorkspaceBytes;
+  return library_ == nullptr ? 0 : LibraryCall::kWorkspaceBytes;
 }
 
 ProductChoices& LibraryProducts::file(Context& context) {
