@@ -3,8 +3,9 @@
 
     tools/compare_devices.py MODEL [--octet build-cuda/octet] [--device cuda]
 
-Prints the largest difference of a log-probability, and where greedy texts part, by how much the
-CPU's logits of the two choices differ there. Fails where that is more than 0.05: then the texts do
+Prints the largest difference of a log-probability, beside how far both are from the CPU's float32
+(two ways of rounding to BF16 cannot be much nearer to each other than to that), and where greedy
+texts part, by how much the CPU's logits of the two choices differ there. Fails where that is more than 0.05: then the texts do
 not part because two tokens are nearly as good. Standard library only.
 """
 
@@ -49,8 +50,8 @@ def main() -> None:
         command += ["--temperature", "0", "--max-new-tokens", str(arguments.new_tokens)]
         return [row["ids"] for row in octet(arguments.octet, command, [{"text": p} for p in PROMPTS])]
 
-    def score(device: str, sequences: list[list[int]]) -> list[list[float]]:
-        command = ["score", "--model", arguments.model, "--device", device]
+    def score(device: str, sequences: list[list[int]], *more: str) -> list[list[float]]:
+        command = ["score", "--model", arguments.model, "--device", device, *more]
         return [
             row["logprobs"] for row in octet(arguments.octet, command, [{"ids": s} for s in sequences])
         ]
@@ -61,12 +62,20 @@ def main() -> None:
     expected, given = generate("cpu"), generate(arguments.device)
 
     sequences = [prompt + ids for prompt, ids in zip(prompts, expected)]
-    pairs = zip(score("cpu", sequences), score(arguments.device, sequences))
-    differences = [abs(a - b) for x, y in pairs for a, b in zip(x, y) if a is not None]
-    print(
-        f"{len(differences)} log-probabilities: largest difference {max(differences):.4g}, "
-        f"mean {sum(differences) / len(differences):.4g}"
-    )
+    cpu, device = score("cpu", sequences), score(arguments.device, sequences)
+    exact = score("cpu", sequences, "--dtype", "float32")
+
+    def compare(name: str, ours: list[list[float]], theirs: list[list[float]]) -> None:
+        pairs = zip(ours, theirs)
+        differences = [abs(a - b) for x, y in pairs for a, b in zip(x, y) if a is not None]
+        print(
+            f"{len(differences)} log-probabilities, {name}: largest difference "
+            f"{max(differences):.4g}, mean {sum(differences) / len(differences):.4g}"
+        )
+
+    compare(f"cpu and {arguments.device}", cpu, device)
+    compare("cpu and its float32", cpu, exact)
+    compare(f"{arguments.device} and the cpu's float32", device, exact)
 
     parting, choices = [], []
     for index, (ours, theirs) in enumerate(zip(expected, given)):

@@ -73,9 +73,9 @@ std::vector<loop::PlanEntry> plan_rollout(ops::Backend& backend, const io::Model
       loop::plan_memory(config, config.vocab_size, options, &backend);
   tensor::PlanningAllocator allocator;
   loop::Policy policy(allocator, config, config.vocab_size, options);
-  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   // The weights are filled before there are workspaces.
-  const int64_t later = loop::policy_workspace_bytes(backend, policy, options);
+  const int64_t later = loop::plan_total(loop::plan_workspaces(backend, policy, options));
   const int64_t filling = random_weights_bytes(policy.model());
   if (filling > later) plan.push_back({"filling", filling - later});
   return plan;

@@ -115,27 +115,33 @@ void Policy::map_pages() {
   if (shadow_) shadow_->map();
 }
 
-int64_t policy_workspace_bytes(ops::Backend& backend, Policy& policy,
-                               const PolicyOptions& options) {
+std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
+                                       const PolicyOptions& options) {
   const io::ModelConfig& config = policy.model().config();
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t attention = policy.model().attention_width();
-  return backend.workspace_bytes(
-      {.max_tokens = options.max_batch_tokens,
-       .max_sequences = options.max_sequences,
-       .max_context = options.max_seq_length,
-       .query_heads = config.num_attention_heads,
-       .kv_heads = config.num_key_value_heads,
-       .head_dim = config.head_dim,
-       .widest_input = std::max({config.hidden_size, attention, config.intermediate_size}),
-       .widest_output =
-           std::max({config.hidden_size, policy.model().qkv_width(), 2 * config.intermediate_size}),
-       .hidden = config.hidden_size,
-       .head_rows = policy.head().chunk_rows(),
-       .vocab = config.vocab_size,
-       .fp8 = options.precision.fp8(),
-       .block_scales =
-           options.precision.fp8() && options.precision.scales == model::WeightScales::kBlock,
-       .training = options.training != model::Training::kNone});
+  const bool fp8 = options.precision.fp8();
+  const ops::WorkspaceShape shape{
+      .max_tokens = options.max_batch_tokens,
+      .max_sequences = options.max_sequences,
+      .max_context = options.max_seq_length,
+      .query_heads = config.num_attention_heads,
+      .kv_heads = config.num_key_value_heads,
+      .head_dim = config.head_dim,
+      .linears = {{policy.model().qkv_width(), hidden},
+                  {hidden, attention},
+                  {2 * inner, hidden},
+                  {hidden, inner}},
+      .head = {config.vocab_size, hidden},
+      .head_rows = policy.head().chunk_rows(),
+      .fp8 = fp8,
+      .block_scales = fp8 && options.precision.scales == model::WeightScales::kBlock,
+      .training = options.training != model::Training::kNone};
+  std::vector<PlanEntry> plan;
+  for (const ops::Workspace& workspace : backend.workspaces(shape)) {
+    plan.push_back({workspace.label, workspace.num_bytes});
+  }
+  return plan;
 }
 
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
@@ -145,8 +151,7 @@ std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_kn
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
   if (backend == nullptr) return plan;
-  const int64_t workspaces = policy_workspace_bytes(*backend, policy, options);
-  if (workspaces > 0) plan.push_back({"workspaces", workspaces});
+  for (PlanEntry& entry : plan_workspaces(*backend, policy, options)) plan.push_back(entry);
   return plan;
 }
 

@@ -85,7 +85,8 @@ class Policy {
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
                                    const PolicyOptions& options, ops::Backend* backend = nullptr);
 // The backend's workspaces for this policy.
-int64_t policy_workspace_bytes(ops::Backend& backend, Policy& policy, const PolicyOptions& options);
+std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
+                                       const PolicyOptions& options);
 int64_t plan_total(const std::vector<PlanEntry>& plan);
 // Error naming the plan unless it fits the limit (0: none).
 void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);

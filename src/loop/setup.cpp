@@ -158,12 +158,13 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   const int64_t optimizer_bytes = allocator.bytes_in_use() - before;
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
-  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.head())});
+  plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   int64_t later = optimizer_bytes;  // what is made after the weights have been filled
   if (backend != nullptr) {
-    const int64_t workspaces = policy_workspace_bytes(*backend, policy, options);
-    if (workspaces > 0) plan.push_back({"workspaces", workspaces});
-    later += workspaces;
+    for (const PlanEntry& entry : plan_workspaces(*backend, policy, options)) {
+      plan.push_back(entry);
+      later += entry.num_bytes;
+    }
   }
   const int64_t loading = allocator.whole_pages(model::loading_bytes(policy.model()));
   if (loading > later) plan.push_back({"loading", loading - later});

@@ -20,7 +20,7 @@ void Decoder::backward(ops::Backend& backend, const TensorView& d_hidden, KvStor
     backward_layer(backend, index, d_x, pages);
   }
   if (model_.embedding().trained) {
-    backend.embedding_backward({d_x, ids_.slice_rows(0, num_tokens_), model_.embedding().gradient});
+    backend.embedding_backward({d_x, ids_, model_.embedding().gradient});
   }
 }
 
@@ -36,7 +36,6 @@ void Decoder::backward_layer(ops::Backend& backend, int64_t index, const TensorV
   const int64_t k_width = config.num_key_value_heads * config.head_dim;
   const tensor::Shape q_heads{t, config.num_attention_heads, config.head_dim};
   const tensor::Shape k_heads{t, config.num_key_value_heads, config.head_dim};
-  const TensorView positions = positions_.slice_rows(0, t);
   const TensorView d_normed = activations_.d_normed.slice_rows(0, t);
 
   // MLP.
@@ -67,7 +66,7 @@ void Decoder::backward_layer(ops::Backend& backend, int64_t index, const TensorV
   const TensorView d_k_rotated = activations_.d_k_rotated.slice_rows(0, t).reshaped(k_heads);
   backend.attention_backward({.q = a.q_rotated.reshaped(q_heads),
                               .cache = pages.layer(index),
-                              .batch = attention_batch(),
+                              .batch = attention_batch_,
                               .out = a.attention.reshaped(q_heads),
                               .lse = a.lse,
                               .dout = d_attention.reshaped(q_heads),
@@ -77,8 +76,8 @@ void Decoder::backward_layer(ops::Backend& backend, int64_t index, const TensorV
                               .scale = attention_scale(),
                               .window = layer.window});
   const bool norms = layer.q_norm != nullptr;
-  backend.rope({d_q_rotated, positions, rope_table_, norms ? d_q_rotated : d_q, true});
-  backend.rope({d_k_rotated, positions, rope_table_, norms ? d_k_rotated : d_k, true});
+  backend.rope({d_q_rotated, positions_, rope_table_, norms ? d_q_rotated : d_q, true});
+  backend.rope({d_k_rotated, positions_, rope_table_, norms ? d_k_rotated : d_k, true});
   if (norms) {
     backend.rms_norm_backward({.dy = d_q_rotated,
                                .x = a.qkv.slice_columns(0, q_width).reshaped(q_heads),

@@ -71,10 +71,8 @@ void KvStore::release_all(std::vector<int32_t>& pages) {
   pages.clear();
 }
 
-void KvStore::copy(ops::Backend& backend, int32_t source, int32_t destination, int32_t num_tokens) {
-  for (const ops::KvCacheView& layer : layers_) {
-    backend.kv_copy({layer, source, destination, num_tokens});
-  }
+void KvStore::copy(ops::Backend& backend, std::span<const ops::KvPageCopy> copies) {
+  for (const ops::KvCacheView& layer : layers_) backend.kv_copy({layer, copies});
 }
 
 }  // namespace octet::model

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "io/model_config.h"
@@ -38,8 +39,8 @@ class KvStore {
   void map();
   bool is_unmapped() const { return buffer_.is_unmapped(); }
 
-  // Copies the first tokens of a page in every layer.
-  void copy(ops::Backend& backend, int32_t source, int32_t destination, int32_t num_tokens);
+  // Copies pages in every layer.
+  void copy(ops::Backend& backend, std::span<const ops::KvPageCopy> copies);
 
  private:
   tensor::DType dtype_;

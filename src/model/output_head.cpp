@@ -58,13 +58,21 @@ TensorView OutputHead::logits(ops::Backend& backend, const TensorView& hidden,
   const auto count = static_cast<int64_t>(rows.size());
   OCTET_ASSERT(count > 0 && count <= chunk_rows_);
   const TensorView out = logits_.slice_rows(0, count);
-  const TensorView gathered = gathered_.slice_rows(0, count);
+  bool in_order = true;
+  for (int64_t i = 0; i < count && in_order; ++i) in_order = rows[i] == rows[0] + i;
+  const TensorView x = in_order ? hidden.slice_rows(rows[0], count) : gather(backend, hidden, rows);
+  const ops::Weight head{model_.head().dense, {}};
+  backend.linear({.x = x, .xq = {}, .weights = {&head, 1}, .bias = {}, .y = out});
+  return out;
+}
+
+TensorView OutputHead::gather(ops::Backend& backend, const TensorView& hidden,
+                              std::span<const int32_t> rows) {
+  const auto count = static_cast<int64_t>(rows.size());
   const TensorView ids = rows_.slice_rows(0, count);
   backend.upload(rows.data(), ids);
-  backend.embedding({hidden, ids, gathered});  // scale 1: a gather of rows
-  const ops::Weight head{model_.head().dense, {}};
-  backend.linear({.x = gathered, .xq = {}, .weights = {&head, 1}, .bias = {}, .y = out});
-  return out;
+  backend.embedding({hidden, ids, gathered_.slice_rows(0, count)});  // scale 1
+  return gathered_.slice_rows(0, count);
 }
 
 TokenScores OutputHead::score(ops::Backend& backend, const TensorView& hidden,
@@ -104,7 +112,7 @@ void OutputHead::backward(ops::Backend& backend, const TensorView& hidden,
     const auto n = static_cast<int64_t>(count);
     const TensorView chunk = logits(backend, hidden, rows.subspan(begin, count));
     const TensorView d_logits = d_logits_.slice_rows(0, n);
-    const TensorView gathered = gathered_.slice_rows(0, n);
+    const TensorView gathered = gather(backend, hidden, rows.subspan(begin, count));
     const TensorView d_gathered = d_gathered_.slice_rows(0, n);
     backend.upload(targets.data() + begin, targets_.slice_rows(0, n));
     backend.upload(d_log_probs.data() + begin, d_log_probs_.slice_rows(0, n));

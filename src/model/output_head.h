@@ -48,6 +48,10 @@ class OutputHead {
                 const tensor::TensorView& d_hidden);
 
  private:
+  // The given rows side by side; leaves them in rows_.
+  tensor::TensorView gather(ops::Backend& backend, const tensor::TensorView& hidden,
+                            std::span<const int32_t> rows);
+
   const Model& model_;
   int64_t chunk_rows_;
   int64_t num_known_;

@@ -45,17 +45,23 @@ struct AttentionInputsArgs {
   bool keep_k = true;  // false: k_out may be left unwritten
 };
 
-// Copies the first `num_tokens` tokens of page `source` to page `destination`.
-struct KvCopyArgs {
-  KvCacheView cache;
+// The first `num_tokens` tokens of page `source` go to page `destination`.
+struct KvPageCopy {
   int32_t source = 0;
   int32_t destination = 0;
   int32_t num_tokens = 0;
 };
 
+// No destination is another copy's source or destination.
+struct KvCopyArgs {
+  KvCacheView cache;
+  std::span<const KvPageCopy> copies;  // host
+};
+
 // Which tokens see what. Token t of sequence s (query_offsets[s] ≤ t < query_offsets[s+1]) stands
 // at position context_lengths[s] − (query_offsets[s+1] − t) and sees positions 0 … its own, or with
-// window w > 0 only the last w of them. Position p of s lies in page page_table[s, p / P].
+// window w > 0 only the last w of them. Position p of s lies in page page_table[s, p / P]. A
+// sequence with context_lengths[s] = 0 fills up the batch: its rows of `out` are zeros.
 struct AttentionBatch {
   tensor::TensorView query_offsets;    // [S + 1] I32
   tensor::TensorView context_lengths;  // [S] I32
@@ -68,7 +74,7 @@ struct AttentionBatch {
   // in common (0: none). Those may be read once for the run; the bytes are the same.
   tensor::TensorView shared_first{};
   tensor::TensorView shared_pages{};
-  int64_t max_shared_pages = 0;  // the largest of them
+  int64_t max_shared_pages = 0;  // of one sequence, at most
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.

@@ -1,13 +1,15 @@
 // The contract every backend fulfils: one function per op. Views point into the backend's memory;
 // spans are host memory and are read before the call returns. Calls are queued in order; only
-// `download`, `squared_norm`, `take_quantize_counters` and `synchronize` wait. Shapes and dtypes
-// are checked (octet::Error naming the op) before work is queued. One caller thread at a time.
+// `download`, `end_download`, `squared_norm`, `take_quantize_counters` and `synchronize` wait.
+// Shapes and dtypes are checked (octet::Error naming the op) before work is queued. One caller
+// thread at a time.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -37,8 +39,8 @@ class Backend {
   virtual std::string choices() const { return {}; }
   virtual tensor::Allocator& allocator() = 0;
 
-  // Bytes of the allocator that ops of this shape take for themselves, in whole pages.
-  virtual int64_t workspace_bytes(const WorkspaceShape&) const { return 0; }
+  // What ops of this shape will take of the allocator for themselves, in whole pages.
+  virtual std::vector<Workspace> workspaces(const WorkspaceShape&) { return {}; }
   // What the device itself says is in use since the backend was made: the allocator's bytes and
   // what code and recordings take. Without a device to ask, the allocator's.
   virtual int64_t device_bytes_in_use() { return allocator().bytes_in_use(); }
@@ -51,6 +53,11 @@ class Backend {
   using ReadPiece = std::function<void(int64_t offset, std::span<uint8_t> to)>;
   virtual void upload_pieces(const tensor::TensorView& to, const ReadPiece& read);
   virtual void download(const tensor::TensorView& from, void* host) = 0;
+  // A download in two halves: the copy is queued, and `end_download` waits for it alone. Of the
+  // downloads begun, the last kMaxDownloads can be ended, each once; older ones are forgotten.
+  static constexpr int kMaxDownloads = 4;
+  virtual int64_t begin_download(const tensor::TensorView& from) = 0;  // returns a ticket
+  virtual void end_download(int64_t ticket, void* host) = 0;
   virtual void fill_zero(const tensor::TensorView& out) = 0;
   virtual void convert(
       const tensor::TensorView& from,
@@ -59,10 +66,15 @@ class Backend {
   // Seconds of one call of `body` when `repeats` of them follow each other, by the device's clock
   // where it has one; waits. By default by the host's.
   virtual double time_seconds(const std::function<void()>& body, int repeats);
+  // Whether work goes on after a call returns: then it pays to queue ahead, and to repeat the same
+  // shapes so that `run_recorded` finds its recording.
+  virtual bool is_asynchronous() const = 0;
 
   virtual void quantize(const QuantizeArgs& args) = 0;
   virtual void dequantize(const DequantizeArgs& args) = 0;
   virtual QuantizeCounters take_quantize_counters() = 0;  // since the last call, then zero
+  // Leaves zeros that only filled up a batch, and were quantised with it, out of the counters.
+  virtual void discount_zeros(int64_t num_elements) = 0;
 
   virtual void linear(const LinearArgs& args) = 0;
   virtual void linear_input_grad(const LinearInputGradArgs& args) = 0;

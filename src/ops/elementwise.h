@@ -7,7 +7,7 @@
 namespace octet::ops {
 
 // out[t] = table[ids[t]] × scale, the product in F32, rounded once. table [V, H] BF16|F32, ids [T]
-// I32 (checked by the caller), out [T, H].
+// I32 (checked by the caller; −1: a row of zeros), out [T, H].
 struct EmbeddingArgs {
   tensor::TensorView table;
   tensor::TensorView ids;
@@ -24,7 +24,7 @@ struct EmbeddingBackwardArgs {
 };
 
 // out[ids[r]] = rows[r]; the other rows of out stay. rows [R, H] and out [T, H] of one dtype, ids
-// [R] I32, all different. (Its inverse, a gather, is `embedding` with scale 1.)
+// [R] I32, all different but −1: nowhere. (Its inverse, a gather, is `embedding` with scale 1.)
 struct ScatterRowsArgs {
   tensor::TensorView rows;
   tensor::TensorView ids;

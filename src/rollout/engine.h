@@ -2,8 +2,13 @@
 //
 // A step takes one token of every running sequence and fills the rest of its budget with prompt
 // tokens. The prompt of a group is computed once: its samples share its pages and copy the last,
-// partly filled one when they write to it. When pages run out the youngest sequence gives its own
-// back and is computed again later. None of this changes a byte of what is sampled.
+// partly filled one when they write to it. They stand side by side in the batch, so that shared
+// pages may be read once. When pages run out the youngest sequence gives its own back and is
+// computed again later.
+//
+// On an asynchronous backend a step is queued before the ids of the one before it are fetched: they
+// reach it on the device. A sequence that turns out to have ended was then computed once more, for
+// nothing. None of this changes a byte of what is sampled.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +58,11 @@ struct Completion {
 struct EngineOptions {
   int64_t max_num_seqs = 256;    // running at once
   int64_t max_batch_tokens = 0;  // new tokens of one step; 0: the decoder's limit
+  // Whether a step is queued before the last one's ids are known; by default where that pays.
+  std::optional<bool> look_ahead{};
 };
 
+// Of the steps whose ids have been fetched.
 struct EngineStats {
   int64_t num_steps = 0;
   int64_t num_prompt_tokens = 0;  // computed, preempted ones again
@@ -68,8 +76,8 @@ class Engine {
   Engine(ops::Backend& backend, model::Decoder& decoder, model::OutputHead& head,
          model::KvStore& pages, const text::Tokenizer* tokenizer, const EngineOptions& options);
 
-  // What an engine on this head allocates, for the memory plan.
-  static int64_t num_bytes(const model::OutputHead& head);
+  // What an engine on these allocates, for the memory plan.
+  static int64_t num_bytes(const model::Decoder& decoder, const model::OutputHead& head);
 
   // Called after every step with the finished completions and sampled tokens so far.
   using Progress = std::function<void(int64_t num_finished, int64_t num_tokens)>;
@@ -94,7 +102,7 @@ class Engine {
   const text::Tokenizer* tokenizer_;
   EngineOptions options_;
   EngineStats stats_;
-  tensor::Buffer sampled_ids_, sampled_log_probs_;
+  tensor::Buffer sampled_;
 };
 
 }  // namespace octet::rollout

@@ -1,4 +1,4 @@
-// A small decoder with random weights on the CPU, whole: model, decoder, head and pages.
+// A small decoder with random weights, on the CPU unless said, whole: model, decoder, head, pages.
 #pragma once
 
 #include <bit>
@@ -65,9 +65,9 @@ struct TinyOptions {
 };
 
 struct TinyPolicy {
-  explicit TinyPolicy(const TinyOptions& o)
+  explicit TinyPolicy(const TinyOptions& o, std::unique_ptr<ops::Backend> where = nullptr)
       : options(o),
-        backend(cpu::make_cpu_backend({.num_threads = o.threads})),
+        backend(where ? std::move(where) : cpu::make_cpu_backend({.num_threads = o.threads})),
         model(backend->allocator(), o.config(), o.precision, o.training, o.lora()),
         decoder(backend->allocator(), model,
                 {.max_tokens = o.max_tokens,

@@ -82,6 +82,7 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
   for (int64_t s = 0; s < num_sequences; ++s) {
     const int64_t new_tokens = int64_t{offsets[s + 1]} - offsets[s];
     const int64_t length = batch.context_lengths.as<int32_t>()[s];
+    if (length == 0 && new_tokens >= 0) continue;
     if (new_tokens < 0 || length < new_tokens) {
       fail(op, "sequence {} has {} new tokens in a context of {}", s, new_tokens, length);
     }
@@ -157,24 +158,29 @@ void kv_copy(Context&, const ops::KvCopyArgs& args) {
   constexpr std::string_view kOp = "kv_copy";
   check_cache(kOp, args.cache);
   const int64_t num_pages = args.cache.k.shape[0];
-  for (const int32_t page : {args.source, args.destination}) {
-    if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+  for (const ops::KvPageCopy& copy : args.copies) {
+    for (const int32_t page : {copy.source, copy.destination}) {
+      if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+    }
+    if (copy.num_tokens < 0 || copy.num_tokens > args.cache.page_size()) {
+      fail(kOp, "num_tokens must be in [0, {}], but is {}", args.cache.page_size(),
+           copy.num_tokens);
+    }
   }
-  if (args.num_tokens < 0 || args.num_tokens > args.cache.page_size()) {
-    fail(kOp, "num_tokens must be in [0, {}], but is {}", args.cache.page_size(), args.num_tokens);
-  }
-  if (args.source == args.destination) return;
   const bool quantized = args.cache.k.dtype == DType::kE4M3;
   for (const TensorView* view :
        {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
     if (!quantized && (view == &args.cache.k_scale || view == &args.cache.v_scale)) continue;
     const int64_t head_bytes =
         view->row_elements() / args.cache.num_heads() * tensor::dtype_bytes(view->dtype);
-    const int64_t copied = head_bytes / args.cache.page_size() * args.num_tokens;
-    auto* to = static_cast<char*>(row_at(*view, args.destination));
-    const auto* from = static_cast<const char*>(row_at(*view, args.source));
-    for (int64_t at = 0; at < args.cache.num_heads() * head_bytes; at += head_bytes) {
-      std::memcpy(to + at, from + at, static_cast<size_t>(copied));
+    for (const ops::KvPageCopy& copy : args.copies) {
+      const int64_t copied = head_bytes / args.cache.page_size() * copy.num_tokens;
+      auto* to = static_cast<char*>(row_at(*view, copy.destination));
+      const auto* from = static_cast<const char*>(row_at(*view, copy.source));
+      if (to == from) continue;
+      for (int64_t at = 0; at < args.cache.num_heads() * head_bytes; at += head_bytes) {
+        std::memcpy(to + at, from + at, static_cast<size_t>(copied));
+      }
     }
   }
 }
@@ -202,7 +208,15 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   first_block[0] = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
     const int64_t new_tokens = offsets[s + 1] - offsets[s];
-    first_block[s + 1] = first_block[s] + (new_tokens + block - 1) / block;
+    first_block[s + 1] = first_block[s];
+    if (lengths[s] == 0) {
+      for (int64_t t = offsets[s]; t < offsets[s + 1]; ++t) {
+        std::memset(row_at(args.out, t), 0,
+                    static_cast<size_t>(args.out.row_elements() * dtype_bytes(args.out.dtype)));
+      }
+      continue;
+    }
+    first_block[s + 1] += (new_tokens + block - 1) / block;
     num_scores += new_tokens * lengths[s];
   }
   const int64_t num_items = first_block[num_sequences] * kv_heads;

@@ -1,8 +1,10 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -36,6 +38,18 @@ class CpuBackend final : public ops::Backend {
     OCTET_ASSERT(from.contiguous());
     std::memcpy(host, from.data, static_cast<size_t>(from.num_bytes()));
   }
+  int64_t begin_download(const TensorView& from) override {
+    const int64_t ticket = num_downloads_++;
+    std::vector<char>& copy = downloads_[static_cast<size_t>(ticket % kMaxDownloads)];
+    copy.resize(static_cast<size_t>(from.num_bytes()));
+    download(from, copy.data());
+    return ticket;
+  }
+  void end_download(int64_t ticket, void* host) override {
+    OCTET_ASSERT(ticket < num_downloads_ && ticket >= num_downloads_ - kMaxDownloads);
+    const std::vector<char>& copy = downloads_[static_cast<size_t>(ticket % kMaxDownloads)];
+    std::memcpy(host, copy.data(), copy.size());
+  }
   void fill_zero(const TensorView& out) override {
     OCTET_ASSERT(out.contiguous());
     std::memset(out.data, 0, static_cast<size_t>(out.num_bytes()));
@@ -44,9 +58,11 @@ class CpuBackend final : public ops::Backend {
     cpu::convert(context_, from, to);
   }
   void synchronize() override {}
+  bool is_asynchronous() const override { return false; }
   ops::QuantizeCounters take_quantize_counters() override {
     return std::exchange(context_.counters, {});
   }
+  void discount_zeros(int64_t num_elements) override { context_.counters.elements -= num_elements; }
 
   void quantize(const ops::QuantizeArgs& args) override { cpu::quantize(context_, args); }
   void dequantize(const ops::DequantizeArgs& args) override { cpu::dequantize(context_, args); }
@@ -107,6 +123,8 @@ class CpuBackend final : public ops::Backend {
  private:
   Context context_;
   tensor::HostAllocator allocator_;
+  std::array<std::vector<char>, kMaxDownloads> downloads_;
+  int64_t num_downloads_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "backend/cpu/dispatch.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/elementwise.cpp"  // NOLINT
+#include <cstring>
+
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -154,11 +156,14 @@ using tensor::DType;
 using tensor::Shape;
 using tensor::TensorView;
 
-void require_ids(std::string_view op, const TensorView& ids, int64_t num_tokens, int64_t bound) {
+void require_ids(std::string_view op, const TensorView& ids, int64_t num_tokens, int64_t lowest,
+                 int64_t bound) {
   require_vector(op, "ids", ids, DType::kI32, num_tokens);
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int32_t id = *ids.row<int32_t>(t);
-    if (id < 0 || id >= bound) fail(op, "id {} of token {} is not in [0, {})", id, t, bound);
+    if (id < lowest || id >= bound) {
+      fail(op, "id {} of token {} is not in [{}, {})", id, t, lowest, bound);
+    }
   }
 }
 
@@ -172,13 +177,19 @@ void embedding(Context& context, const ops::EmbeddingArgs& args) {
   const int64_t num_tokens = args.out.rows();
   const int64_t width = args.table.shape[1];
   require_shape(kOp, "out", args.out, Shape{num_tokens, width});
-  require_ids(kOp, args.ids, num_tokens, args.table.shape[0]);
+  require_ids(kOp, args.ids, num_tokens, -1, args.table.shape[0]);
 
   const auto scale_row = OCTET_CPU_KERNEL(context.isa, scale_row_any);
   parallel(context, num_tokens, width, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      scale_row(args.table.dtype, row_at(args.table, *args.ids.row<int32_t>(t)), args.scale,
-                args.out.dtype, row_at(args.out, t), static_cast<size_t>(width));
+      const int32_t id = *args.ids.row<int32_t>(t);
+      if (id < 0) {
+        std::memset(row_at(args.out, t), 0,
+                    static_cast<size_t>(width * tensor::dtype_bytes(args.out.dtype)));
+        continue;
+      }
+      scale_row(args.table.dtype, row_at(args.table, id), args.scale, args.out.dtype,
+                row_at(args.out, t), static_cast<size_t>(width));
     }
   });
 }
@@ -191,7 +202,7 @@ void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args
   const int64_t num_tokens = args.dout.rows();
   const int64_t width = args.dtable.shape[1];
   require_shape(kOp, "dout", args.dout, Shape{num_tokens, width});
-  require_ids(kOp, args.ids, num_tokens, args.dtable.shape[0]);
+  require_ids(kOp, args.ids, num_tokens, 0, args.dtable.shape[0]);
 
   // By columns, so that each sum sees its tokens in their order.
   const auto accumulate_row = OCTET_CPU_KERNEL(context.isa, accumulate_row_any);

@@ -15,6 +15,7 @@ void scatter_rows(Context&, const ops::ScatterRowsArgs& args) {
   const int64_t element_bytes = tensor::dtype_bytes(out.dtype);
   const int64_t row_bytes = out.row_elements() * element_bytes;
   for (int64_t r = 0; r < rows.rows(); ++r) {
+    if (ids.as<int32_t>()[r] < 0) continue;
     std::memcpy(out.as<char>() + ids.as<int32_t>()[r] * out.row_stride * element_bytes,
                 rows.as<char>() + r * rows.row_stride * element_bytes,
                 static_cast<size_t>(row_bytes));

@@ -1,6 +1,6 @@
 // The attention forward. A sequence with one new token goes by chunks, which are folded afterwards;
-// all others go to the tiles' kernel, which walks the chunks in one block of four warps. Both do
-// the same arithmetic, row by row.
+// all others go to attention_prefill.cu or, where that does not serve, to the tiles' kernel, which
+// walks the chunks in one block of four warps. All do the same arithmetic, row by row.
 #include <algorithm>
 #include <type_traits>
 
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       for (int i = 0; i < 2; ++i) {
         const int element = Tile::element_of(n, i, lane);
         if (element < keys.width) {
-          store(__fdiv_rn(folded[32 * (4 * n + 2 * h + i)], sum[h]), to + element);
+          const float out = folded[32 * (4 * n + 2 * h + i)];
+          store(limit > 0 ? __fdiv_rn(out, sum[h]) : 0.0f, to + element);
         }
       }
     }
@@ -251,7 +252,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
     attention_fold(context, p, quantized);
   }
-  if (!all_chunked) {
+  if (!all_chunked && !attention_prefill(context, p, fp8)) {
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {
       launch_tiles<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
     });

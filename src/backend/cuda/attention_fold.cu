@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     *reinterpret_cast<uint2*>(quantized.codes + token * quantized.stride + column) =
         make_uint2(words[0], words[1]);
   }
-  if (limit > 0) counts.add_to(counters);
+  counts.add_to(counters);
 }
 
 }  // namespace

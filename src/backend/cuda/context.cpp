@@ -43,6 +43,9 @@ Context::Context(int device, int64_t limit_bytes)
   for (cudaEvent_t& event : staging_events_) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "CUDA event");
   }
+  for (Download& download : downloads_) {
+    check(cudaEventCreateWithFlags(&download.done, cudaEventDisableTiming), "CUDA event");
+  }
 }
 
 Context::~Context() {
@@ -51,6 +54,10 @@ Context::~Context() {
   for (Arena::Range& range : scratch_) allocator_.drop(range);
   counters_.reset();
   for (cudaEvent_t event : staging_events_) cudaEventDestroy(event);
+  for (const Download& download : downloads_) {
+    cudaEventDestroy(download.done);
+    cudaFreeHost(download.pinned);
+  }
   cudaFreeHost(staging_);
 }
 
@@ -69,12 +76,18 @@ void Context::force_portable() {
   library_ = std::make_unique<LibraryProducts>(false);
 }
 
+void Context::require_running(std::string_view what) const {
+  if (is_recording_) fail(what, "cannot be had while calls are recorded");
+}
+
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
+  if (scratch_[slot].mapped < num_bytes) require_running("CUDA workspace");
   return allocator_.grow(scratch_[slot], num_bytes, "CUDA workspace");
 }
 
 void Context::upload(const void* host, void* device, int64_t num_bytes) {
   if (num_bytes == 0) return;
+  require_running("an upload");
   if (num_bytes > kHalf) {
     const auto* bytes = static_cast<const uint8_t*>(host);
     return upload_pieces(device, num_bytes, [bytes](int64_t offset, std::span<uint8_t> to) {
@@ -115,12 +128,44 @@ void Context::download(const void* device, void* host, int64_t num_bytes) {
   synchronize();
 }
 
+int64_t Context::begin_download(const void* device, int64_t num_bytes) {
+  require_running("a download");
+  const int64_t ticket = num_downloads_++;
+  Download& download = downloads_[static_cast<size_t>(ticket % ops::Backend::kMaxDownloads)];
+  check(cudaEventSynchronize(download.done), "download");  // what is forgotten may still be copied
+  if (download.capacity < num_bytes) {
+    check(cudaFreeHost(download.pinned), "download");
+    download.pinned = nullptr;
+    download.capacity = 0;
+    check(
+        cudaMallocHost(reinterpret_cast<void**>(&download.pinned), static_cast<size_t>(num_bytes)),
+        "pinned memory");
+    download.capacity = num_bytes;
+  }
+  download.num_bytes = num_bytes;
+  check(cudaMemcpyAsync(download.pinned, device, static_cast<size_t>(num_bytes),
+                        cudaMemcpyDeviceToHost, stream()),
+        "download");
+  check(cudaEventRecord(download.done, stream()), "download");
+  return ticket;
+}
+
+void Context::end_download(int64_t ticket, void* host) {
+  OCTET_ASSERT(ticket < num_downloads_ && ticket >= num_downloads_ - ops::Backend::kMaxDownloads);
+  const Download& download = downloads_[static_cast<size_t>(ticket % ops::Backend::kMaxDownloads)];
+  check(cudaEventSynchronize(download.done), "download");
+  std::memcpy(host, download.pinned, static_cast<size_t>(download.num_bytes));
+}
+
 void Context::fill_zero(void* device, int64_t num_bytes) {
   if (num_bytes == 0) return;
   check(cudaMemsetAsync(device, 0, static_cast<size_t>(num_bytes), stream()), "fill_zero");
 }
 
-void Context::synchronize() { check(cudaStreamSynchronize(stream()), "CUDA stream"); }
+void Context::synchronize() {
+  require_running("the end of the work");
+  check(cudaStreamSynchronize(stream()), "CUDA stream");
+}
 
 double Context::time_seconds(const std::function<void()>& body, int repeats) {
   cudaEvent_t events[2];

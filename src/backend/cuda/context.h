@@ -1,5 +1,5 @@
 // What every CUDA op may use: one stream, memory with exact accounting, scratch that only grows,
-// pinned staging for uploads, counters on the device.
+// pinned staging for uploads and downloads, counters on the device.
 #pragma once
 
 #include <array>
@@ -59,6 +59,9 @@ class Context {
   // At least `num_bytes` of device memory, contents undefined; a slot grows where it stands, so
   // that its address never changes.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
+  // While set, the stream's work is recorded and not run: nothing may wait, grow or upload.
+  bool is_recording() const { return is_recording_; }
+  void set_recording(bool recording) { is_recording_ = recording; }
   template <class T>
   T* scratch(ScratchSlot slot, int64_t count) {
     return static_cast<T*>(scratch(slot, count * static_cast<int64_t>(sizeof(T))));
@@ -68,6 +71,8 @@ class Context {
   void upload(const void* host, void* device, int64_t num_bytes);
   void upload_pieces(void* device, int64_t num_bytes, const ops::Backend::ReadPiece& read);
   void download(const void* device, void* host, int64_t num_bytes);  // waits
+  int64_t begin_download(const void* device, int64_t num_bytes);     // as Backend's
+  void end_download(int64_t ticket, void* host);
   void fill_zero(void* device, int64_t num_bytes);
   void synchronize();
   // Seconds of one of `repeats` calls of `body`, on the stream's own clock; waits.
@@ -78,6 +83,13 @@ class Context {
     void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
   };
   static cudaStream_t open(int device);
+  void require_running(std::string_view what) const;
+
+  struct Download {
+    char* pinned = nullptr;
+    int64_t capacity = 0, num_bytes = 0;
+    cudaEvent_t done = nullptr;
+  };
 
   int device_;
   int num_multiprocessors_ = 0;
@@ -92,6 +104,9 @@ class Context {
   char* staging_ = nullptr;           // pinned, used as a ring
   int64_t staging_used_ = 0;
   std::array<cudaEvent_t, 2> staging_events_{};  // the end of each half's last copy
+  std::array<Download, ops::Backend::kMaxDownloads> downloads_;
+  int64_t num_downloads_ = 0;
+  bool is_recording_ = false;
 };
 
 }  // namespace octet::cuda

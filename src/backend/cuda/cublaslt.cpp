@@ -1,5 +1,6 @@
 #include "backend/cuda/cublaslt.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -81,6 +82,27 @@ LibraryProducts::~LibraryProducts() = default;
 
 int64_t LibraryProducts::workspace_bytes() const {
   return library_ == nullptr ? 0 : LibraryCall::kWorkspaceBytes;
+}
+
+int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
+  int64_t most = 0;
+  const auto look = [&](ProductFormat format, const ops::LinearShape& linear, int64_t max_tokens,
+                        bool y_is_bf16) {
+    if (library_ == nullptr || linear.rows * linear.columns < kSmallestWeight) return;
+    for (int64_t tokens = 1; tokens <= token_bucket(max_tokens);
+         tokens = token_bucket(tokens + 1)) {
+      const ProductKey key{format, y_is_bf16, linear.rows, linear.columns, tokens};
+      if (file(context).find(key) == nullptr) most = std::max(most, trial_bytes(context, key));
+    }
+  };
+  const ProductFormat format = !shape.fp8           ? ProductFormat::kBF16
+                               : shape.block_scales ? ProductFormat::kBlocks
+                                                    : ProductFormat::kScaled;
+  for (const ops::LinearShape& linear : shape.linears) {
+    look(format, linear, shape.max_tokens, true);
+  }
+  look(ProductFormat::kBF16, shape.head, shape.head_rows, false);
+  return most;
 }
 
 ProductChoices& LibraryProducts::file(Context& context) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cuda/product_search.h"
+#include "ops/workspace.h"
 
 namespace octet::cuda {
 
@@ -24,6 +25,9 @@ class LibraryProducts {
 
   // Of kScratchLibrary; 0 without the library.
   int64_t workspace_bytes() const;
+  // The most that a search takes for its time, of those that products of this shape may still
+  // need: for them there is no choice on file.
+  int64_t search_bytes(Context& context, const ops::WorkspaceShape& shape);
 
   // From now on any algorithm is taken, whatever its rows: to measure what exactness costs. Such
   // choices are not kept.

@@ -26,8 +26,8 @@ class CudaBackend final : public ops::Backend {
   std::string name() const override { return name_; }
   std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
-  int64_t workspace_bytes(const ops::WorkspaceShape& shape) const override {
-    return cuda::workspace_bytes(context_, shape);
+  std::vector<ops::Workspace> workspaces(const ops::WorkspaceShape& shape) override {
+    return cuda::workspaces(context_, shape);
   }
   int64_t device_bytes_in_use() override { return context_.device_bytes_in_use(); }
   int64_t device_peak_bytes() override { return context_.device_peak_bytes(); }
@@ -44,6 +44,11 @@ class CudaBackend final : public ops::Backend {
     OCTET_ASSERT(from.contiguous());
     context_.download(from.data, host, from.num_bytes());
   }
+  int64_t begin_download(const TensorView& from) override {
+    OCTET_ASSERT(from.contiguous());
+    return context_.begin_download(from.data, from.num_bytes());
+  }
+  void end_download(int64_t ticket, void* host) override { context_.end_download(ticket, host); }
   void fill_zero(const TensorView& out) override {
     OCTET_ASSERT(out.contiguous());
     context_.fill_zero(out.data, out.num_bytes());
@@ -55,14 +60,16 @@ class CudaBackend final : public ops::Backend {
   double time_seconds(const std::function<void()>& body, int repeats) override {
     return context_.time_seconds(body, repeats);
   }
+  bool is_asynchronous() const override { return true; }
   ops::QuantizeCounters take_quantize_counters() override {
     DeviceCounters counters{};
     context_.download(context_.counters(), &counters, sizeof(counters));
     context_.fill_zero(context_.counters(), sizeof(counters));
-    return {static_cast<int64_t>(counters.elements), static_cast<int64_t>(counters.saturated),
-            static_cast<int64_t>(counters.underflowed),
+    return {static_cast<int64_t>(counters.elements) - std::exchange(discounted_, 0),
+            static_cast<int64_t>(counters.saturated), static_cast<int64_t>(counters.underflowed),
             static_cast<int64_t>(counters.not_a_number)};
   }
+  void discount_zeros(int64_t num_elements) override { discounted_ += num_elements; }
 
   void quantize(const ops::QuantizeArgs& args) override { cuda::quantize(context_, args); }
   void dequantize(const ops::DequantizeArgs& args) override { cuda::dequantize(context_, args); }
@@ -133,10 +140,15 @@ class CudaBackend final : public ops::Backend {
   ops::SquaredNorm squared_norm(const TensorView& x) override {
     return cuda::squared_norm(context_, x);
   }
+  void run_recorded(std::unique_ptr<ops::Recording>& recording,
+                    const std::function<void()>& body) override {
+    cuda::run_recorded(context_, recording, body);
+  }
 
  private:
   std::string name_;
   Context context_;
+  int64_t discounted_ = 0;  // of the counted elements
 };
 
 }  // namespace

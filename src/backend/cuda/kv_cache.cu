@@ -1,4 +1,6 @@
 // Writing keys and values into pages, and copying pages.
+#include <algorithm>
+
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/quantizer.cuh"
 #include "backend/cuda/device/vectors.cuh"
@@ -98,6 +100,38 @@ __global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t 
   if constexpr (kQuantized) counts.add_to(counters);
 }
 
+// By value among a kernel's parameters, of which there are 4 KiB.
+struct PageCopies {
+  static constexpr int kMost = 256;
+  ops::KvPageCopy copies[kMost];
+};
+
+// A block takes one head of one copy: blockIdx.z 0 is k, 1 is v.
+template <class Piece>
+__global__ void copy_kernel(const __grid_constant__ PageCopies all, Pages k_pages, Pages v_pages,
+                            int64_t element_bytes, int64_t page_size, int64_t token_bytes) {
+  const ops::KvPageCopy copy = all.copies[blockIdx.x];
+  const Pages& pages = blockIdx.z == 0 ? k_pages : v_pages;
+  if (copy.source == copy.destination) return;
+  const int64_t head = int64_t{blockIdx.y} * page_size;  // in tokens
+  const auto at = [&](int32_t page) {
+    return reinterpret_cast<Piece*>(static_cast<char*>(pages.data) +
+                                    page * pages.stride * element_bytes + head * token_bytes);
+  };
+  const Piece* from = at(copy.source);
+  Piece* to = at(copy.destination);
+  const auto count = static_cast<int>(copy.num_tokens * token_bytes / sizeof(Piece));
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    to[i] = from[i];
+  }
+  if (pages.scales == nullptr) return;
+  for (int i = static_cast<int>(threadIdx.x); i < copy.num_tokens;
+       i += static_cast<int>(blockDim.x)) {
+    pages.scales[copy.destination * pages.scale_stride + head + i] =
+        pages.scales[copy.source * pages.scale_stride + head + i];
+  }
+}
+
 }  // namespace
 
 void kv_append(Context& context, const ops::KvAppendArgs& args) {
@@ -134,27 +168,28 @@ void kv_copy(Context& context, const ops::KvCopyArgs& args) {
   constexpr std::string_view kOp = "kv_copy";
   require_cache(kOp, args.cache);
   const int64_t num_pages = args.cache.k.shape[0], page_size = args.cache.page_size();
-  for (const int32_t page : {args.source, args.destination}) {
-    if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+  for (const ops::KvPageCopy& copy : args.copies) {
+    for (const int32_t page : {copy.source, copy.destination}) {
+      if (page < 0 || page >= num_pages) fail(kOp, "page {} is not in [0, {})", page, num_pages);
+    }
+    if (copy.num_tokens < 0 || copy.num_tokens > page_size) {
+      fail(kOp, "num_tokens must be in [0, {}], but is {}", page_size, copy.num_tokens);
+    }
   }
-  if (args.num_tokens < 0 || args.num_tokens > page_size) {
-    fail(kOp, "num_tokens must be in [0, {}], but is {}", page_size, args.num_tokens);
-  }
-  if (args.source == args.destination || args.num_tokens == 0) return;
-  for (const TensorView* view :
-       {&args.cache.k, &args.cache.v, &args.cache.k_scale, &args.cache.v_scale}) {
-    if (view->empty()) continue;
-    const int64_t element_bytes = tensor::dtype_bytes(view->dtype);
-    const int64_t page_bytes = view->row_stride * element_bytes;
-    const auto head_bytes =
-        static_cast<size_t>(view->row_elements() / args.cache.num_heads() * element_bytes);
-    const auto token_bytes = head_bytes / static_cast<size_t>(page_size);
-    check(cudaMemcpy2DAsync(view->as<char>() + args.destination * page_bytes, head_bytes,
-                            view->as<char>() + args.source * page_bytes, head_bytes,
-                            static_cast<size_t>(args.num_tokens) * token_bytes,
-                            static_cast<size_t>(args.cache.num_heads()), cudaMemcpyDeviceToDevice,
-                            context.stream()),
-          kOp);
+  const int64_t token_bytes = args.cache.k.shape[3] * tensor::dtype_bytes(args.cache.k.dtype);
+  const auto heads = static_cast<unsigned>(args.cache.num_heads());
+  const bool wide = takes_vectors(args.cache.k, args.cache.k.shape[3], 16) &&
+                    takes_vectors(args.cache.v, args.cache.v.shape[3], 16);
+  const auto kernel = wide ? copy_kernel<uint4> : copy_kernel<uint16_t>;
+  for (size_t begin = 0; begin < args.copies.size(); begin += PageCopies::kMost) {
+    const size_t count = std::min<size_t>(args.copies.size() - begin, PageCopies::kMost);
+    PageCopies copies;
+    std::copy_n(args.copies.begin() + static_cast<int64_t>(begin), count, copies.copies);
+    kernel<<<dim3(static_cast<unsigned>(count), heads, 2), 128, 0, context.stream()>>>(
+        copies, pages_of(args.cache.k, args.cache.k_scale),
+        pages_of(args.cache.v, args.cache.v_scale), tensor::dtype_bytes(args.cache.k.dtype),
+        page_size, token_bytes);
+    check_launch(kOp);
   }
 }
 

@@ -35,9 +35,10 @@ __global__ void embedding_kernel(Rows table, int64_t num_rows, const int32_t* id
                                  int64_t columns, float scale) {
   const int64_t token = blockIdx.x;
   const int32_t id = ids[token];
-  if (id < 0 || id >= num_rows) return;
+  if (id < -1 || id >= num_rows) return;
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    out.array.set(token * out.stride + i, table.array.get(id * table.stride + i) * scale);
+    const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
+    out.array.set(token * out.stride + i, value);
   }
 }
 

@@ -49,9 +49,10 @@ __device__ float row_sum(float (&sums)[kVectors]) {
   return lanes_sum<32>(sum);
 }
 
-// A block takes a row, a thread kVectors times eight elements of it.
+// A block takes a row, a thread kVectors times eight elements of it; registers are few enough for
+// several rows to a multiprocessor.
 template <RowScales kScales, int kVectors>
-__global__ void __launch_bounds__(1024) norm_rows_kernel(const NormRows args) {
+__global__ void __maxnreg__(32 + 8 * kVectors) norm_rows_kernel(const NormRows args) {
   await_predecessor();
   const int64_t row = blockIdx.x;
   const int first = 8 * static_cast<int>(threadIdx.x), step = 8 * static_cast<int>(blockDim.x);

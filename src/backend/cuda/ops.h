@@ -12,6 +12,10 @@ void scatter_rows(Context& context, const ops::ScatterRowsArgs& args);
 void embedding(Context& context, const ops::EmbeddingArgs& args);
 void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args);
 
+// recording.cpp
+void run_recorded(Context& context, std::unique_ptr<ops::Recording>& recording,
+                  const std::function<void()>& body);
+
 // quantize.cu
 void quantize(Context& context, const ops::QuantizeArgs& args);
 void dequantize(Context& context, const ops::DequantizeArgs& args);

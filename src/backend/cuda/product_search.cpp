@@ -70,14 +70,27 @@ class Trial {
   std::map<int64_t, std::vector<uint64_t>> expected_;
 };
 
+// Bytes of the larger operands of a search.
+struct TrialSizes {
+  explicit TrialSizes(const ProductKey& key) {
+    const int64_t each = key.format == ProductFormat::kBF16 ? 2 : 1;
+    weight = key.rows * key.depth * each;
+    copies = divide_up(kCacheBytes, weight);
+    x = tokens_of(key) * key.depth * each;
+    y = tokens_of(key) * key.rows * (key.y_is_bf16 ? 2 : 4);
+  }
+  static int64_t tokens_of(const ProductKey& key) { return std::max(key.tokens, kTestTokens); }
+  int64_t weight, copies, x, y;
+};
+
 Trial::Trial(Context& context, const ProductKey& key) : context_(context), key_(key) {
-  const int64_t tokens = std::max(key.tokens, kTestTokens);
-  const int64_t each = key.format == ProductFormat::kBF16 ? 2 : 1;
-  weight_bytes_ = key.rows * key.depth * each;
-  copies_ = divide_up(kCacheBytes, weight_bytes_);
+  const TrialSizes sizes(key);
+  const int64_t tokens = TrialSizes::tokens_of(key);
+  weight_bytes_ = sizes.weight;
+  copies_ = sizes.copies;
   weights_ = allocate(copies_ * weight_bytes_);
-  x_ = allocate(tokens * key.depth * each);
-  y_ = allocate(tokens * key.rows * (key.y_is_bf16 ? 2 : 4));
+  x_ = allocate(sizes.x);
+  y_ = allocate(sizes.y);
   if (key.format == ProductFormat::kBF16) {
     fill_bf16(context, static_cast<uint16_t*>(weights_.data()), copies_ * weight_bytes_ / 2, 1);
     fill_bf16(context, static_cast<uint16_t*>(x_.data()), tokens * key.depth, 2);
@@ -423,6 +436,13 @@ bool is_in_class(Context& context, LibraryCall& call, const Algorithm& algorithm
   const std::vector<uint64_t> expected = digests();
   call.set(product, library_x_scales(context, product));
   return call.run(context, algorithm) == CUBLAS_STATUS_SUCCESS && digests() == expected;
+}
+
+int64_t trial_bytes(const Context& context, const ProductKey& key) {
+  const TrialSizes sizes(key);
+  const Arena& pages = context.allocator();
+  return pages.whole_pages(sizes.copies * sizes.weight) + pages.whole_pages(sizes.x) +
+         pages.whole_pages(sizes.y);
 }
 
 ProductChoice search_product(Context& context, const CublasLt& library, const ProductKey& key,

@@ -24,6 +24,9 @@ ProductChoice search_product(Context& context, const CublasLt& library, const Pr
                              std::span<const cublasLtMatmulAlgo_t> seeds,
                              const SearchOptions& options);
 
+// Device memory that a search takes for its time.
+int64_t trial_bytes(const Context& context, const ProductKey& key);
+
 // Whether the library's rows of this product are the own kernel's. Writes product.y. A product
 // whose rows are all zeros proves nothing and passes. Waits.
 bool is_in_class(Context& context, LibraryCall& call, const cublasLtMatmulAlgo_t& algo,

@@ -1,6 +1,8 @@
 // Drawing ids, one block a row. Without a filter the segments' sums lead to the one segment that is
 // read again. With one, the ids are never sorted: where top_k and top_p cut is found by halving the
 // range of weights, the drawn id by narrowing down the range of ids. All sums have a fixed order.
+#include <algorithm>
+
 #include <climits>
 
 #include "backend/cuda/checks.h"
@@ -161,6 +163,17 @@ __device__ Cut last_kept(const Row& row, double sum, const ops::SampleParams& pa
   cut.id = id_of_equal(row, cut.weight, equal);
   if (cut.weight == by_count.weight) cut.id = min(cut.id, by_count.id);
   return cut;
+}
+
+// Parameters come as an argument of a kernel: a copy from the host would cost more than the rest.
+constexpr int kParamChunk = 128;
+struct ParamChunk {
+  ops::SampleParams rows[kParamChunk];
+};
+__global__ void params_kernel(const __grid_constant__ ParamChunk chunk, ops::SampleParams* to,
+                              int count) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < count) to[row] = chunk.rows[row];
 }
 
 struct Draw {
@@ -401,8 +414,13 @@ void sample(Context& context, const ops::SampleArgs& args) {
   }
   if (rows == 0) return;
   auto* params = context.scratch<ops::SampleParams>(kScratchSampling, rows);
-  context.upload(args.params.data(), params,
-                 rows * static_cast<int64_t>(sizeof(ops::SampleParams)));
+  for (int64_t first = 0; first < rows; first += kParamChunk) {
+    const int64_t count = std::min<int64_t>(rows - first, kParamChunk);
+    ParamChunk chunk;
+    std::copy_n(args.params.begin() + first, count, chunk.rows);
+    params_kernel<<<1, kParamChunk, 0, context.stream()>>>(chunk, params + first,
+                                                           static_cast<int>(count));
+  }
   const Segments segments = segment_stats(context, args.logits, args.num_known, {0, params}, false);
   const Draw draw{.logits = args.logits.as<float>(),
                   .stride = args.logits.row_stride,

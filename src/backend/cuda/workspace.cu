@@ -11,8 +11,13 @@ namespace octet::cuda {
 
 using tensor::kScaleBlock;
 
-int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& s) {
-  const int64_t tokens = s.max_tokens, input = s.widest_input, output = s.widest_output;
+std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceShape& s) {
+  int64_t input = 0, output = 0;
+  for (const ops::LinearShape& linear : s.linears) {
+    input = std::max(input, linear.columns);
+    output = std::max(output, linear.rows);
+  }
+  const int64_t tokens = s.max_tokens, vocab = s.head.rows;
   int64_t slots[kNumScratchSlots] = {};
   const auto need = [&](ScratchSlot slot, int64_t num_bytes) {
     slots[slot] = std::max(slots[slot], num_bytes);
@@ -22,7 +27,7 @@ int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& s) {
   need(kScratchAttention,
        4 * s.max_sequences * s.query_heads * divide_up(s.max_context, kChunkKeys) * (width + 2));
   need(kScratchSampling, s.head_rows * static_cast<int64_t>(sizeof(ops::SampleParams)));
-  need(kScratchSums, s.head_rows * divide_up(s.vocab, kSegmentColumns) *
+  need(kScratchSums, s.head_rows * divide_up(vocab, kSegmentColumns) *
                          static_cast<int64_t>(sizeof(SegmentStats)));
   need(kScratchLibrary, context.library().workspace_bytes());
   if (s.block_scales) need(kScratchScales2, 4 * tokens * divide_up(input, kScaleBlock));
@@ -31,9 +36,9 @@ int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& s) {
     const int64_t element = s.fp8 ? 1 : 2;
     const int64_t padded = s.fp8 ? tokens + kScaleBlock * s.max_sequences : tokens;
     need(kScratchWeights, element * input * std::max(output, padded));
-    need(kScratchWeights, 2 * s.hidden * std::max(s.vocab, s.head_rows));
+    need(kScratchWeights, 2 * s.head.columns * std::max(vocab, s.head_rows));
     need(kScratchInputs, element * output * padded);
-    need(kScratchInputs, 2 * s.vocab * s.head_rows);
+    need(kScratchInputs, 2 * vocab * s.head_rows);
     need(kScratchSums, 4 * tokens * input);
     need(kScratchAttention, 4 * tokens * (2 * s.kv_heads * s.head_dim + s.query_heads));
     if (s.fp8) {
@@ -41,11 +46,13 @@ int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& s) {
       need(kScratchScales2, 4 * output * divide_up(padded, kScaleBlock));
     }
   }
-  // A second result, while products are searched for.
-  int64_t total = context.allocator().whole_pages(
-      std::max(2 * tokens * output, s.head_rows >= 64 ? 4 * s.head_rows * s.vocab : 0));
-  for (const int64_t slot : slots) total += context.allocator().whole_pages(slot);
-  return total;
+  int64_t scratch = 0;
+  for (const int64_t slot : slots) scratch += context.allocator().whole_pages(slot);
+  std::vector<ops::Workspace> all = {{"workspaces", scratch}};
+  if (const int64_t search = context.library().search_bytes(context, s); search > 0) {
+    all.push_back({"search for products", search});
+  }
+  return all;
 }
 
 }  // namespace octet::cuda

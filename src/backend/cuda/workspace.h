@@ -1,14 +1,15 @@
-// How much scratch the ops take, so that it can be planned.
+// How much memory the ops take for themselves, so that it can be planned.
 #pragma once
 
-#include <cstdint>
+#include <vector>
 
 #include "backend/cuda/context.h"
 #include "ops/workspace.h"
 
 namespace octet::cuda {
 
-// Bytes of every scratch slot at these extents, each in whole pages, as the ops ask for them.
-int64_t workspace_bytes(const Context& context, const ops::WorkspaceShape& shape);
+// The scratch slots at these extents, as the ops ask for them, and what searches for products take
+// that are still to be made. In whole pages.
+std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceShape& shape);
 
 }  // namespace octet::cuda

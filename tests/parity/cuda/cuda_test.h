@@ -40,6 +40,7 @@ class CudaTest : public ::testing::Test {
   ops::Backend& gpu_device() { return gpu_->device(); }    // on its own memory
   ops::Backend& portable_gpu() { return *portable_gpu_; }  // with the kernels of every architecture
   ops::Backend& cpu() { return *cpu_; }
+  ops::Backend& device() { return gpu_->device(); }  // without the mirror
 
   // |actual − expected| ≤ absolute + relative × |expected|, NaN and infinities alike.
   static void expect_same(const Array& actual, const Array& expected, Tolerance tolerance,

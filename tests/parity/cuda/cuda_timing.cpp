@@ -85,7 +85,7 @@ class Timing {
  private:
   void fill(const TensorView& view, float scale) {
     constexpr size_t kPattern = size_t{1} << 20;
-    RandomSequence random({.seed = 1}, RngUse::kInit);
+    RandomSequence random({.seed = buffers_.size()}, RngUse::kInit);
     std::vector<float> values(kPattern);
     for (float& value : values) value = scale * static_cast<float>(random.next_normal());
     std::vector<uint16_t> halves(kPattern);

@@ -19,10 +19,14 @@ class MirrorBackend final : public ops::Backend {
   void upload(const void*, const tensor::TensorView&) override {}
   void download(const tensor::TensorView&, void*) override {}
   void fill_zero(const tensor::TensorView&) override {}
+  int64_t begin_download(const tensor::TensorView&) override { return 0; }
+  void end_download(int64_t, void*) override {}
   void synchronize() override { device_->synchronize(); }
+  bool is_asynchronous() const override { return device_->is_asynchronous(); }
   ops::QuantizeCounters take_quantize_counters() override {
     return device_->take_quantize_counters();
   }
+  void discount_zeros(int64_t num_elements) override { device_->discount_zeros(num_elements); }
   void convert(const tensor::TensorView& from, const tensor::TensorView& to) override;
   void quantize(const ops::QuantizeArgs& args) override;
   void dequantize(const ops::DequantizeArgs& args) override;

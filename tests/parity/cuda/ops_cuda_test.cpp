@@ -35,6 +35,14 @@ TEST_F(OpsCuda, ConvertsAddsGathersAndScatters) {
       cpu().scatter_rows({p, ids_array, e});
       gpu().scatter_rows({p, ids_array, f});
       EXPECT_TRUE(e.bytes() == f.bytes());
+      ids[0] = -1;  // zeros; nowhere
+      const Array holes(ids);
+      cpu().embedding({p, holes, e});
+      gpu().embedding({p, holes, f});
+      EXPECT_TRUE(e.bytes() == f.bytes());
+      cpu().scatter_rows({q, holes, e});
+      gpu().scatter_rows({q, holes, f});
+      EXPECT_TRUE(e.bytes() == f.bytes());
       const Array g(DType::kF32, Shape{rows, 33}), h(DType::kF32, Shape{rows, 33});
       cpu().embedding_backward({p, Array(std::vector<int32_t>(rows, 0)), g, 0.5f});
       gpu().embedding_backward({p, Array(std::vector<int32_t>(rows, 0)), h, 0.5f});

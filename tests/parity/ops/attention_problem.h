@@ -198,6 +198,37 @@ inline AttentionRun run_attention(ops::Backend& backend, const AttentionProblem&
   return run;
 }
 
+// Sequences of no context behind two that decode: zeros, and the two have the same bytes.
+inline void check_fillers(ops::Backend& backend, const AttentionProblem& p) {
+  std::vector<AttentionSequence> sequences;
+  sequences.push_back(make_sequence(p, 70, 1));
+  sequences.push_back(make_sequence(p, 3, 2));
+  const PagedCache cache = run_attention(backend, p, sequences, {whole(sequences)}).cache;
+  const Array q = random_array(p.dtype, Shape{4, p.heads, p.width}, 3);
+  std::vector<double> expected;
+  for (const int64_t count : {2, 4}) {
+    const std::vector<int32_t> all_offsets{0, 1, 2, 3, 4}, all_lengths{70, 3, 0, 0};
+    const Array offsets({all_offsets.begin(), all_offsets.begin() + count + 1});
+    const Array lengths({all_lengths.begin(), all_lengths.begin() + count});
+    const Array table(DType::kI32, Shape{count, cache.max_pages()});
+    for (size_t s = 0; s < 2; ++s) {
+      std::copy_n(cache.table(s).begin(), cache.max_pages(),
+                  table.view().row<int32_t>(static_cast<int64_t>(s)));
+    }
+    const Array out = random_array(p.dtype, Shape{count, p.heads, p.width}, 4);
+    backend.attention({.q = q.view().slice_rows(0, count),
+                       .cache = cache.view(),
+                       .batch = {offsets, lengths, table, 1, 70},
+                       .out = out,
+                       .lse = {},
+                       .scale = p.scale(),
+                       .window = p.window});
+    if (count == 2) expected = out.values();
+    if (count == 4) expected.resize(2 * expected.size(), 0.0);
+    EXPECT_TRUE(out.values() == expected) << count;
+  }
+}
+
 // Float64: outputs, and where `dout` is given ([length · heads · width]) the gradients; δ =
 // dout·out takes the output that the backward is given.
 struct AttentionReference {

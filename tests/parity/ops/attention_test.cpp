@@ -45,6 +45,13 @@ TEST_P(AttentionTest, ForwardEqualsFloat64) {
   check_forward({.dtype = DType::kF32, .cache = DType::kBF16}, {33});
 }
 
+TEST_P(AttentionTest, NoContextGivesZeros) {
+  for (const int64_t window : {0, 8}) {
+    check_fillers(*backend_, {.window = window});
+    check_fillers(*backend_, {.window = window, .dtype = DType::kBF16, .cache = DType::kE4M3});
+  }
+}
+
 // One sequence among others, in one go, in chunks, token by token, on shuffled pages and on two
 // threads: the same bytes.
 TEST_P(AttentionTest, RowsDependOnTheirSequenceAlone) {

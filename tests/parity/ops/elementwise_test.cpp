@@ -46,6 +46,11 @@ TEST_P(ElementwiseTest, Embedding) {
       for (const int64_t width : kWidths) {
         const Array table = random_array(from, Shape{9, width}, 1, 1, 3);
         const Array ids({8, 0, 3, 3, 7}), out(to, Shape{5, width}, 2);
+        backend_->embedding({.table = table, .ids = Array({4, 4, -1, 4, -1}), .out = out});
+        for (int64_t i = 0; i < width; ++i) {
+          EXPECT_EQ(out.get(2 * width + i), 0);
+          EXPECT_EQ(out.get(4 * width + i), 0);
+        }
         backend_->embedding({.table = table, .ids = ids, .out = out, .scale = 1.7f});
         std::vector<double> expected;
         for (int64_t t = 0; t < 5; ++t) {
@@ -71,7 +76,7 @@ TEST_P(ElementwiseTest, Embedding) {
   }
   const Array table(DType::kF32, Shape{9, 4}), out(DType::kF32, Shape{1, 4});
   EXPECT_THROW(backend_->embedding({.table = table, .ids = Array({9}), .out = out}), Error);
-  EXPECT_THROW(backend_->embedding({.table = table, .ids = Array({-1}), .out = out}), Error);
+  EXPECT_THROW(backend_->embedding({.table = table, .ids = Array({-2}), .out = out}), Error);
   EXPECT_THROW(backend_->embedding({.table = table, .ids = Array({1, 2}), .out = out}), Error);
 }
 

@@ -93,7 +93,8 @@ TEST_P(KvCacheTest, CopyTakesTheFirstTokens) {
   const Array ks = random_array(DType::kF32, Shape{3, 2, 4}, 1);
   const Array vs = random_array(DType::kF32, Shape{3, 2, 4}, 2);
   const std::vector<double> before[] = {k.values(), v.values(), ks.values(), vs.values()};
-  backend_->kv_copy({.cache = {k, v, ks, vs}, .source = 2, .destination = 0, .num_tokens = 3});
+  const ops::KvPageCopy copy{2, 0, 3};
+  backend_->kv_copy({{k, v, ks, vs}, {&copy, 1}});
   const std::vector<double> after[] = {k.values(), v.values(), ks.values(), vs.values()};
   for (int array = 0; array < 4; ++array) {
     const size_t width = array < 2 ? 6 : 1;
@@ -131,10 +132,9 @@ TEST_P(KvCacheTest, BadInputIsRefused) {
                Error);
   EXPECT_THROW(backend_->kv_append({.k = q, .v = q, .slots = Array({0, 1, 2}), .cache = view}),
                Error);
-  EXPECT_THROW(backend_->kv_copy({.cache = view, .source = 2, .destination = 0, .num_tokens = 1}),
-               Error);
-  EXPECT_THROW(backend_->kv_copy({.cache = view, .source = 1, .destination = 0, .num_tokens = 17}),
-               Error);
+  for (const ops::KvPageCopy wrong : {ops::KvPageCopy{2, 0, 1}, {1, 0, 17}, {0, -1, 1}}) {
+    EXPECT_THROW(backend_->kv_copy({view, {&wrong, 1}}), Error);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, KvCacheTest, ::testing::ValuesIn(test::cpu_isas()), isa_of);

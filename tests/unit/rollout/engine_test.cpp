@@ -1,6 +1,8 @@
 // The engine's own promises: pages, weight updates, limits, ends and interrupts.
 #include "rollout/engine.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -22,6 +24,12 @@ SamplingOptions sampling(int64_t max_new_tokens = 12) {
 
 PromptRequest request(int64_t length, int64_t num_samples = 1, uint32_t prompt = 0) {
   return {test::random_ids(length, prompt), num_samples, RngKey{.seed = 9, .prompt = prompt}};
+}
+
+std::vector<int32_t> ints_of(TinyPolicy& p, const tensor::TensorView& view) {
+  std::vector<int32_t> values(static_cast<size_t>(view.num_elements()));
+  if (!view.empty()) p.backend->download(view, values.data());
+  return values;
 }
 
 Engine engine_of(TinyPolicy& p, const EngineOptions& options = {}) {
@@ -159,8 +167,15 @@ TEST(Engine, WhatCannotBeRunIsNamed) {
             }).find("pool's 2"),
             std::string::npos);
   EXPECT_EQ(p.pages.num_free(), 2);
-  // It stops where the pool is just enough.
+  // It stops where the pool is just enough, also where only the last id tells.
   EXPECT_EQ(engine.run({&long_one, 1}, sampling(3))[0].ids.size(), 3u);
+  Engine ahead = engine_of(p, {.look_ahead = true});
+  const std::vector<int32_t> three = ahead.run({&long_one, 1}, sampling(3))[0].ids;
+  EXPECT_EQ(three.size(), 3u);
+  SamplingOptions ends = sampling();
+  ends.stop_ids = {three[2]};
+  ASSERT_EQ(std::ranges::count(three, three[2]), 1);
+  EXPECT_EQ(ahead.run({&long_one, 1}, ends)[0].ids, three);
   SamplingOptions stop = sampling();
   stop.stop = {"a"};
   EXPECT_NE(error_of([&] {
@@ -227,6 +242,79 @@ TEST(Engine, SharedPagesUnderASlidingWindow) {
   };
   EXPECT_EQ(score(far), score(prompt.ids));  // two layers see at most 14 tokens back
   EXPECT_NE(score(near), score(prompt.ids));
+}
+
+// The samples of a prompt stand side by side, and say which full pages they share.
+TEST(Engine, ShowsWhatAGroupShares) {
+  for (const bool look_ahead : {false, true}) {
+    TinyPolicy p{TinyOptions()};
+    Engine engine = engine_of(p, {.look_ahead = look_ahead});
+    const std::vector<PromptRequest> prompts = {request(33, 4, 0), request(16, 3, 1),
+                                                request(7, 2, 2)};
+    int64_t num_checked = 0;
+    const auto check = [&](int64_t, int64_t) {
+      const ops::AttentionBatch& batch = p.decoder.attention_batch();
+      if (batch.context_lengths.shape[0] != 9) return;
+      ++num_checked;
+      EXPECT_EQ(ints_of(p, batch.shared_first), std::vector<int32_t>({0, 0, 0, 0, 4, 4, 4, 7, 8}));
+      EXPECT_EQ(ints_of(p, batch.shared_pages), std::vector<int32_t>({2, 2, 2, 2, 1, 1, 1, 0, 0}));
+      EXPECT_EQ(batch.max_shared_pages, 2);
+      // What is said to be shared is, and it is full.
+      const std::vector<int32_t> table = ints_of(p, batch.page_table);
+      const std::vector<int32_t> lengths = ints_of(p, batch.context_lengths);
+      const auto width = static_cast<size_t>(batch.page_table.shape[1]);
+      for (const size_t s : {1, 2, 3, 5, 6}) {
+        const size_t count = s < 4 ? 2 : 1;
+        EXPECT_TRUE(std::equal(table.begin() + s * width, table.begin() + s * width + count,
+                               table.begin() + (s - 1) * width));
+        EXPECT_GE(lengths[s], static_cast<int32_t>(count) * 16);
+        EXPECT_NE(table[s * width + count], table[(s - 1) * width + count]);
+      }
+    };
+    const auto completions = engine.run(prompts, sampling(6), check);
+    EXPECT_EQ(completions.size(), 9u);
+    // One step for each token but the first, and the last one's fetch.
+    EXPECT_EQ(num_checked, look_ahead ? 6 : 5);
+  }
+}
+
+// A step that was queued for a sequence that has ended leaves no trace.
+TEST(Engine, AStepAheadIsDroppedWhereASequenceHasEnded) {
+  TinyOptions o;
+  o.num_pages = 14;
+  TinyPolicy p(o);
+  const std::vector<PromptRequest> prompts = {request(10, 4, 0), request(21, 4, 1)};
+  Engine plain = engine_of(p, {.look_ahead = false});
+  SamplingOptions s = sampling(30);
+  const auto open = plain.run(prompts, s);
+  s.stop_ids = {open[0].ids[4], open[5].ids[6], open[7].ids[0]};
+  const EngineStats before = plain.stats();
+  const auto expected = plain.run(prompts, s);
+  Engine ahead = engine_of(p, {.look_ahead = true});
+  std::vector<const Completion*> seen;
+  int64_t last_tokens = 0;
+  const auto given = ahead.run(
+      prompts, s,
+      [&](int64_t num_finished, int64_t tokens) {
+        EXPECT_EQ(num_finished, std::ssize(seen));
+        last_tokens = tokens;
+      },
+      [&](const Completion& c) {
+        EXPECT_EQ(std::ranges::count(seen, &c), 0);
+        seen.push_back(&c);
+      });
+  int64_t num_tokens = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    EXPECT_EQ(given[i].ids, expected[i].ids);
+    EXPECT_EQ(given[i].finish_reason, expected[i].finish_reason);
+    test::expect_equal_bits(given[i].log_probs, expected[i].log_probs, "a step ahead");
+    num_tokens += std::ssize(given[i].ids);
+  }
+  EXPECT_EQ(seen.size(), 8u);
+  EXPECT_EQ(last_tokens, num_tokens);
+  EXPECT_EQ(ahead.stats().num_sampled_tokens, num_tokens);
+  EXPECT_EQ(plain.stats().num_sampled_tokens - before.num_sampled_tokens, num_tokens);
+  EXPECT_EQ(p.pages.num_free(), p.pages.num_pages());
 }
 
 TEST(Engine, FinishedCompletionsAreReportedOnce) {

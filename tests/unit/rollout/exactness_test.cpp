@@ -157,6 +157,13 @@ TEST_P(Exactness, SampledEqualsScoredEqualsTrained) {
   expect_equal(sample(p, {.max_num_seqs = 3}, prompts), completions, "three at a time");
   expect_equal(sample(p, {.max_num_seqs = 16, .max_batch_tokens = 5}, prompts), completions,
                "prefill by five tokens");
+  EngineStats ahead;
+  expect_equal(sample(p, {.max_num_seqs = 16, .look_ahead = true}, prompts, &ahead), completions,
+               "a step ahead");
+  EXPECT_EQ(ahead.num_sampled_tokens, stats.num_sampled_tokens);
+  EXPECT_EQ(ahead.num_prompt_tokens, stats.num_prompt_tokens);
+  expect_equal(sample(p, {.max_num_seqs = 3, .max_batch_tokens = 5, .look_ahead = true}, prompts),
+               completions, "a step ahead, three at a time, by five tokens");
 
   const std::vector<train::TrainSample> samples = train_samples(prompts, completions);
   for (const int64_t max_tokens : {0, 40, 5}) expect_scored(p, samples, max_tokens);
@@ -186,6 +193,9 @@ TEST_P(Exactness, NeitherThreadsNorAShortPoolChangeABit) {
   EngineStats stats;
   expect_equal(sample(small, {.max_num_seqs = 16}, prompts, &stats), completions,
                "two threads, five pages");
+  EXPECT_GT(stats.num_preemptions, 0);
+  expect_equal(sample(small, {.max_num_seqs = 16, .look_ahead = true}, prompts, &stats),
+               completions, "a step ahead in five pages");
   EXPECT_GT(stats.num_preemptions, 0);
   const std::vector<train::TrainSample> samples = train_samples(prompts, completions);
   expect_scored(small, samples, 0);

@@ -16,10 +16,10 @@ __device__ inline uint32_t cluster_size() {
   return size;
 }
 __device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 __device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // The largest of the blocks' values; each block passes one value, its threads all the same. Before
@@ -37,7 +37,7 @@ __device__ inline uint32_t cluster_largest(uint32_t value) {
     asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(lane));
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   }
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // has read
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // has read
   return __reduce_max_sync(kAllLanes, value);
 }
 

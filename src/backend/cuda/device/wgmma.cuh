@@ -14,7 +14,7 @@ enum class Operands { kBF16, kE4M3, kE4M3xE5M2 };  // of A and B
 
 // A matrix descriptor of a tile at a shared-memory address that is a multiple of 1,024, plus a few
 // steps of 32 bytes.
-__device__ inline uint64_t wgmma_descriptor(uint32_t shared_address) {
+__device__ constexpr uint64_t wgmma_descriptor(uint32_t shared_address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kStride = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kStride | uint64_t{1} << 16 | (shared_address & 0x3FFFFu) >> 4;
