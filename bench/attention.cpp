@@ -96,11 +96,11 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
     std::swap(pages[i - 1], pages[random.next_below(static_cast<uint32_t>(i))]);
   }
 
-  std::vector<int32_t> offsets, contexts, in_common;
+  std::vector<int32_t> offsets, contexts, firsts;
   for (int64_t s = 0; s < shape.sequences; ++s) {
     offsets.push_back(static_cast<int32_t>(s * shape.new_tokens));
     contexts.push_back(static_cast<int32_t>(shape.context));
-    in_common.push_back(s % shape.group > 0 ? static_cast<int32_t>(shared_pages) : 0);
+    firsts.push_back(static_cast<int32_t>(s - s % shape.group));
   }
   offsets.push_back(static_cast<int32_t>(shape.sequences * shape.new_tokens));
   const tensor::Shape queries{shape.sequences * shape.new_tokens, heads.query, heads.width};
@@ -114,7 +114,9 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
   args.batch.max_query_tokens = shape.new_tokens;
   args.batch.max_context = shape.context;
   if (shared_pages > 0) {
-    args.batch.shared_pages = operands.integers(in_common);
+    args.batch.shared_first = operands.integers(firsts);
+    args.batch.shared_pages =
+        operands.integers(std::vector<int32_t>(firsts.size(), static_cast<int32_t>(shared_pages)));
     args.batch.max_shared_pages = shared_pages;
   }
   std::vector<TensorView> tables;

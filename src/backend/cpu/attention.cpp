@@ -1,6 +1,7 @@
 #include "backend/cpu/dispatch.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/attention.cpp"  // NOLINT
+#include <algorithm>
 #include <cstring>
 
 #include <hwy/foreach_target.h>
@@ -94,6 +95,24 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
         fail(op, "position {} of sequence {} needs page {} of its table, which is {} of {}",
              i * cache.page_size(), s, i, page, cache.k.shape[0]);
       }
+    }
+  }
+  if (batch.max_shared_pages == 0) return;
+  // What is said to be shared is not used here, but must be so.
+  require_vector(op, "shared_first", batch.shared_first, DType::kI32, num_sequences);
+  require_vector(op, "shared_pages", batch.shared_pages, DType::kI32, num_sequences);
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    const int64_t first = *batch.shared_first.row<int32_t>(s);
+    const int64_t shared = *batch.shared_pages.row<int32_t>(s);
+    const int64_t full = batch.context_lengths.as<int32_t>()[s] / cache.page_size();
+    const bool in_run =
+        first >= 0 && first <= s && *batch.shared_first.row<int32_t>(first) == first;
+    if (!in_run || shared < 0 || shared > std::min(full, batch.max_shared_pages) ||
+        shared != *batch.shared_pages.row<int32_t>(first) ||
+        !std::equal(batch.page_table.row<int32_t>(s), batch.page_table.row<int32_t>(s) + shared,
+                    batch.page_table.row<int32_t>(first))) {
+      fail(op, "sequence {} must begin with the {} full pages of sequence {}, but does not", s,
+           shared, first);
     }
   }
 }

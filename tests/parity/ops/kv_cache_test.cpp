@@ -137,6 +137,33 @@ TEST_P(KvCacheTest, BadInputIsRefused) {
   }
 }
 
+// Pages that sequences are said to share are compared by whoever does not read them once.
+TEST_P(KvCacheTest, WhatIsSharedMustBeTheSame) {
+  const Array cache(DType::kF32, Shape{3, 2, 16, 8});
+  const Array q(DType::kF32, Shape{2, 4, 8}), out(DType::kF32, Shape{2, 4, 8});
+  const auto attend = [&](std::vector<int32_t> tables, std::vector<int32_t> firsts,
+                          std::vector<int32_t> shared) {
+    const Array offsets({0, 1, 2}), lengths({17, 20}), firsts_array(firsts), shared_array(shared);
+    Array table(DType::kI32, Shape{2, 2});
+    for (size_t i = 0; i < 4; ++i) table.set(static_cast<int64_t>(i), tables[i]);
+    ops::AttentionArgs args{.q = q,
+                            .cache = {cache, cache, {}, {}},
+                            .batch = {offsets, lengths, table},
+                            .out = out,
+                            .lse = {}};
+    args.batch.shared_first = firsts_array;
+    args.batch.shared_pages = shared_array;
+    args.batch.max_shared_pages = 2;
+    backend_->attention(args);
+  };
+  EXPECT_NO_THROW(attend({0, 1, 0, 2}, {0, 0}, {1, 1}));
+  EXPECT_NO_THROW(attend({0, 1, 1, 2}, {0, 1}, {0, 0}));
+  EXPECT_THROW(attend({0, 1, 1, 2}, {0, 0}, {1, 1}), Error);  // other pages
+  EXPECT_THROW(attend({0, 1, 0, 1}, {0, 0}, {2, 2}), Error);  // a page that is not full
+  EXPECT_THROW(attend({0, 1, 0, 2}, {0, 0}, {1, 0}), Error);  // not what the first one says
+  EXPECT_THROW(attend({0, 1, 0, 2}, {0, 2}, {1, 1}), Error);  // a run that begins behind
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, KvCacheTest, ::testing::ValuesIn(test::cpu_isas()), isa_of);
 
 }  // namespace
