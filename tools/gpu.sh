@@ -24,10 +24,14 @@ run() { keep "$octet" "$@"; }
 
 build() {
   cmake --preset cuda -B "$build" -DOCTET_TESTS=ON >/dev/null
-  cmake --build "$build" --target octet --target cuda_parity_test --target cuda_timing
+  cmake --build "$build" --target octet --target cuda_parity_test --target cuda_rollout_test \
+    --target cuda_timing
 }
 
-test() { keep "$parity" --gtest_brief=1; }
+test() {
+  keep "$parity" --gtest_brief=1
+  keep "$(dirname "$parity")/cuda_rollout_test" --gtest_brief=1
+}
 
 # Small cases of every kernel under the memory checker, those that share memory under the race one.
 sanitize() {
