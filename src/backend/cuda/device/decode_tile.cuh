@@ -15,7 +15,7 @@ __device__ constexpr int key_of(int row) {
   return (row & 1) << 2 | (row & 4) >> 1 | (row & 2) >> 1;
 }
 
-// The value of lane g for all lanes that share a column, by `combine`.
+// Over the lanes that share a column.
 __device__ inline float column_max(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) {
