@@ -150,12 +150,14 @@ TEST(Commands, AnEndTokenStopsAndIsKept) {
 }
 
 TEST(Commands, ASignalStopsTheWork) {
-  // Minutes of work, and one second until the signal.
-  const Outcome outcome = run_program(
-      "timeout",
-      {"--preserve-status", "--signal=INT", "1", OCTET_PROGRAM, "generate", "--model", kModel,
-       "--n", "2000", "--ignore-eos", "--max-new-tokens", "400", "--input", "-", "--json"},
-      ids_line({1, 2, 3}));
+  // Minutes of work, and one second until the signal: one, for the second would end the program
+  // (in the background `timeout` signals its whole group too).
+  const Outcome outcome =
+      run_program("timeout",
+                  {"--foreground", "--preserve-status", "--signal=INT", "1", OCTET_PROGRAM,
+                   "generate", "--model", kModel, "--n", "2000", "--ignore-eos", "--max-new-tokens",
+                   "400", "--input", "-", "--json"},
+                  ids_line({1, 2, 3}));
   EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
   EXPECT_NE(outcome.err.find("stopped on request"), std::string::npos) << outcome.err;
 }

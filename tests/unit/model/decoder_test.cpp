@@ -44,6 +44,31 @@ TEST(Decoder, WithoutAdaptersItIsTheBaseModel) {
   }
 }
 
+// Neighbours that begin with the same pages are a run, and share what all of them do.
+TEST(Decoder, ARunSharesThePagesOfAll) {
+  TinyPolicy p{TinyOptions()};
+  const std::vector<int32_t> ids = test::random_ids(49, 4);
+  const std::vector<std::vector<int32_t>> pages = {
+      {0, 1, 2, 3}, {0, 1, 2, 4}, {0, 5, 6, 7}, {8, 9, 10, 11}, {8, 12, 13, 14}};
+  // Alone each writes its own pages; together they decode one token.
+  std::vector<BatchSequence> batch;
+  for (const std::vector<int32_t>& own : pages) {
+    p.decoder.forward(*p.backend, std::vector<BatchSequence>{{std::span(ids).first(48), 0, own}},
+                      p.pages);
+    batch.push_back({std::span(ids).subspan(48), 48, own});
+  }
+  p.decoder.forward(*p.backend, batch, p.pages);
+  const ops::AttentionBatch& seen = p.decoder.attention_batch();
+  const auto ints = [&](const tensor::TensorView& view) {
+    std::vector<int32_t> values(static_cast<size_t>(view.num_elements()));
+    p.backend->download(view, values.data());
+    return values;
+  };
+  EXPECT_EQ(ints(seen.shared_first), std::vector<int32_t>({0, 0, 0, 3, 3}));
+  EXPECT_EQ(ints(seen.shared_pages), std::vector<int32_t>({1, 1, 1, 1, 1}));
+  EXPECT_EQ(seen.max_shared_pages, 1);
+}
+
 // Without training all layers share one set of scratch, whichever of them have an adapter.
 TEST(Decoder, LayersMayDifferInTheirAdapters) {
   for (const bool ranks : {false, true}) {
