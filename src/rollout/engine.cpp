@@ -17,7 +17,7 @@ using tensor::TensorView;
 
 // One sample on its way. `ids` is prompt and completion; the first `computed` have their keys and
 // values in `pages`. A step computes ids[computed …]; when it reaches the end, the next id is
-// drawn. Until that id is fetched it stands in `ids` as a placeholder.
+// drawn. Until that id is fetched, a −1 may stand for it in `ids`.
 struct Sequence {
   Completion* completion = nullptr;
   const PromptRequest* request = nullptr;

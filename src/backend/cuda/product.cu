@@ -280,18 +280,13 @@ void run_own_product(Context& context, const Product& product) {
   const int64_t element_bytes = product.format == ProductFormat::kBF16 ? 2 : 1;
   tiles.depth_bytes = static_cast<int>(round_up(product.depth * element_bytes, 16));
   tiles.num_chunks = static_cast<int>(divide_up(tiles.depth_bytes, kChunkBytes));
-  switch (product.format) {
-    case ProductFormat::kBF16:
-      return launch_any<ProductFormat::kBF16, Operands::kBF16>(context, tiles);
-    case ProductFormat::kScaled:
-      return product.x_is_e5m2
-                 ? launch_any<ProductFormat::kScaled, Operands::kE4M3xE5M2>(context, tiles)
-                 : launch_any<ProductFormat::kScaled, Operands::kE4M3>(context, tiles);
-    case ProductFormat::kBlocks:
-      return product.x_is_e5m2
-                 ? launch_any<ProductFormat::kBlocks, Operands::kE4M3xE5M2>(context, tiles)
-                 : launch_any<ProductFormat::kBlocks, Operands::kE4M3>(context, tiles);
-  }
+  with_product_types(product, [&](auto format, auto is_e5m2) {
+    constexpr ProductFormat kFormat = decltype(format)::value;
+    constexpr Operands kOperands = kFormat == ProductFormat::kBF16 ? Operands::kBF16
+                                   : decltype(is_e5m2)::value      ? Operands::kE4M3xE5M2
+                                                                   : Operands::kE4M3;
+    launch_any<kFormat, kOperands>(context, tiles);
+  });
 }
 
 }  // namespace octet::cuda

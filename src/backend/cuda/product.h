@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/context.h"
 
@@ -57,5 +58,22 @@ void run_product(Context& context, const Product& product);
 // The own kernel of every device but Hopper's: 8-bit steps of 32 are summed as its units do it, so
 // the 8-bit formats are a class of their own there.
 void run_portable_product(Context& context, const Product& product);
+
+// Runs body(format, x is E5M2) with both as compile-time constants.
+template <class Body>
+void with_product_types(const Product& product, const Body& body) {
+  using Format = ProductFormat;
+  const auto with_input = [&](auto format) {
+    product.x_is_e5m2 ? body(format, std::true_type()) : body(format, std::false_type());
+  };
+  switch (product.format) {
+    case Format::kBF16:
+      return body(std::integral_constant<Format, Format::kBF16>(), std::false_type());
+    case Format::kScaled:
+      return with_input(std::integral_constant<Format, Format::kScaled>());
+    case Format::kBlocks:
+      return with_input(std::integral_constant<Format, Format::kBlocks>());
+  }
+}
 
 }  // namespace octet::cuda

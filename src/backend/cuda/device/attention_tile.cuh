@@ -168,11 +168,9 @@ struct AttentionTile {
       unscale[h] = 1;
       if constexpr (kFp8) {
         amax = quad_max(amax);
-        // 2^(14 − exponent): the largest magnitude comes to lie in [2^14, 2^15).
-        const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
-        const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
-        const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-        unscale[h] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+        const int shift = query_shift(amax);
+        const float scale = power_of_two(shift);
+        unscale[h] = power_of_two(-shift);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -292,11 +290,9 @@ struct AttentionTile {
       float up[2], down[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float largest_weight = quad_max(top[h]);
-        const int exponent = static_cast<int>(__float_as_uint(largest_weight) >> 23) - 127;
-        const int power = largest_weight == 0 ? 0 : max(-100, min(100, exponent));
-        up[h] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
-        down[h] = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
+        const int power = weight_power(quad_max(top[h]));
+        up[h] = power_of_two(-power);
+        down[h] = power_of_two(power);
       }
       uint32_t p[kTileKeys / 16][4];
 #pragma unroll

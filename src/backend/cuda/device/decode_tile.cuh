@@ -37,10 +37,6 @@ __device__ inline uint32_t transpose_8x8(uint32_t pair) {
   return result;
 }
 
-__device__ inline float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
-}
-
 template <bool kFp8, int kWidth>
 struct Decode {
   static constexpr int kPanels = kWidth * (kFp8 ? 1 : 2) / 128;
@@ -102,8 +98,7 @@ struct Decode {
     }
     if constexpr (!kFp8) return 1;
     amax = quad_max(amax);
-    const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
-    const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
+    const int shift = query_shift(amax);
     const float scale = power_of_two(shift);
 #pragma unroll
     for (auto& step : q) {
@@ -225,9 +220,7 @@ struct Decode {
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        top[e] = column_max(top[e]);
-        const int exponent = static_cast<int>(__float_as_uint(top[e]) >> 23) - 127;
-        const int power = top[e] == 0 ? 0 : max(-100, min(100, exponent));
+        const int power = weight_power(column_max(top[e]));
         up[e] = power_of_two(-power);
         down[e] = power_of_two(power);
       }

@@ -78,6 +78,20 @@ __device__ inline float exp2_fast(float x) {
   return result;
 }
 
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
+// The power s with which 2^s brings a row's largest magnitude to FP16's upper range, [2^14, 2^15).
+__device__ inline int query_shift(float amax) {
+  const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
+  return amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
+}
+// The power of a row's largest weight, which 2^-power brings into [1, 2).
+__device__ inline int weight_power(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  return largest == 0 ? 0 : max(-100, min(100, exponent));
+}
+
 // Over the four lanes that share a row of C.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));

@@ -220,13 +220,9 @@ class PrefillConsumer {
         for (int offset = 1; offset < kQueryLanes; offset *= 2) {
           amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
         }
-        // 2^(14 − exponent): the largest magnitude comes to lie in [2^14, 2^15).
-        const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
-        const int shift = amax == 0 ? 0 : max(-100, min(100, 14 - exponent));
-        const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-        if (lane_ % kQueryLanes == 0) {
-          factors[row] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
-        }
+        const int shift = query_shift(amax);
+        const float scale = power_of_two(shift);
+        if (lane_ % kQueryLanes == 0) factors[row] = power_of_two(-shift);
 #pragma unroll
         for (uint32_t& pair : words[i]) {
           pair = pack_half(__uint_as_float(pair << 16) * scale,
@@ -388,11 +384,9 @@ class PrefillConsumer {
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float largest = quad_max(top[h]);
-        const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-        const int power = largest == 0 ? 0 : max(-100, min(100, exponent));
-        up[h] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
-        const float down = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
+        const int power = weight_power(quad_max(top[h]));
+        up[h] = power_of_two(-power);
+        const float down = power_of_two(power);
         // Both factors of the values are one where no product of theirs can be subnormal.
         const bool one = power >= -60 && (new_weight_[h] >= 0x1p-60f || new_weight_[h] == 0);
         down_[h] = one ? 1.0f : down;
