@@ -8,13 +8,13 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/kv_cache.h"
 #include "backend/cuda/ops.h"
+#include "backend/cuda/quantized_rows.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
 
 using tensor::DType;
-using tensor::Granularity;
 using tensor::Shape;
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -156,13 +156,6 @@ void launch_tiles(Context& context, const AttentionProblem& p) {
   check_launch("attention");
 }
 
-QuantizedRows rows_of(const ops::QuantizedOutput& output) {
-  const tensor::QuantizedView& to = output.out;
-  return {to.codes.as<uint8_t>(), to.codes.row_stride, to.scales.as<float>(),
-          to.granularity == Granularity::kRowBlock,
-          output.scale_format == tensor::ScaleFormat::kPow2};
-}
-
 // Room for the chunks of every sequence.
 void take_chunks(Context& context, AttentionProblem& p, int64_t max_context) {
   const int64_t longest =
@@ -242,15 +235,12 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     p.shared_first = args.batch.shared_first.as<int32_t>();
     p.shared_pages = args.batch.shared_pages.as<int32_t>();
   }
-  QuantizedRows quantized = rows_of(args.quantized);
-  const bool fused =
-      all_chunked && !args.quantized.empty() && attention_fold_quantizes(p, quantized);
-  if (!fused) quantized = {};
+  const bool fused = all_chunked && attention_fold_quantizes(p, args.quantized);
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
   if (p.chunked) {
     take_chunks(context, p, args.batch.max_context);
     if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
-    attention_fold(context, p, quantized);
+    attention_fold(context, p, fused ? quantized_rows(context, args.quantized) : QuantizedRows{});
   }
   if (!all_chunked && !attention_prefill(context, p, fp8)) {
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {

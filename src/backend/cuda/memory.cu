@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/vectors.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 
@@ -31,14 +32,22 @@ __global__ void convert_kernel(Rows from, Rows to, int64_t columns, int64_t coun
   }
 }
 
-__global__ void embedding_kernel(Rows table, int64_t num_rows, const int32_t* ids, Rows out,
-                                 int64_t columns, float scale) {
+// A block to each token.
+template <class In, class Out, int kVector>
+__global__ void embedding_kernel(const In* __restrict__ table, int64_t table_stride,
+                                 int64_t num_rows, const int32_t* ids, Out* __restrict__ out,
+                                 int64_t out_stride, int64_t columns, float scale) {
+  await_predecessor();
   const int64_t token = blockIdx.x;
   const int32_t id = ids[token];
   if (id < -1 || id >= num_rows) return;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
-    out.array.set(token * out.stride + i, value);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x * kVector; i < columns; i += kThreads * kVector) {
+    float values[kVector] = {};
+    if (id >= 0) load_vector(table + id * table_stride + i, values);
+#pragma unroll
+    for (float& value : values) value *= scale;
+    store_vector(values, out + token * out_stride + i);
   }
 }
 
@@ -97,10 +106,21 @@ void embedding(Context& context, const ops::EmbeddingArgs& args) {
   require_shape(kOp, "out", args.out, Shape{num_tokens, width});
   require_vector(kOp, "ids", args.ids, DType::kI32, num_tokens);
   if (num_tokens == 0) return;
-  embedding_kernel<<<static_cast<unsigned>(num_tokens), kThreads, 0, context.stream()>>>(
-      rows_of(args.table), args.table.shape[0], args.ids.as<int32_t>(), rows_of(args.out), width,
-      args.scale);
-  check_launch(kOp);
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(num_tokens)), .num_threads = kThreads};
+  const auto run = [&](auto in, auto out, auto vector) {
+    using In = decltype(in);
+    using Out = decltype(out);
+    launch(kOp, context, shape, embedding_kernel<In, Out, decltype(vector)::value>,
+           static_cast<const In*>(args.table.as<In>()), args.table.row_stride, args.table.shape[0],
+           static_cast<const int32_t*>(args.ids.as<int32_t>()), args.out.as<Out>(),
+           args.out.row_stride, width, args.scale);
+  };
+  const bool from_bf16 = args.table.dtype == DType::kBF16, to_bf16 = args.out.dtype == DType::kBF16;
+  constexpr std::integral_constant<int, 1> kOne;
+  if (!from_bf16) return to_bf16 ? run(0.0f, Bf16(), kOne) : run(0.0f, 0.0f, kOne);
+  if (!to_bf16) return run(Bf16(), 0.0f, kOne);
+  const bool vectors = takes_vectors(args.table, width, 8) && takes_vectors(args.out, width, 8);
+  vectors ? run(Bf16(), Bf16(), std::integral_constant<int, 8>()) : run(Bf16(), Bf16(), kOne);
 }
 
 void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args) {
