@@ -29,7 +29,6 @@ enum ScratchSlot {
   kScratchScales2,    // of a second operand
   kScratchSums,       // F32 partial results
   kScratchAttention,  // partial results of key chunks
-  kScratchSampling,   // parameters of rows
   kScratchLibrary,    // cuBLASLt's workspace
   kNumScratchSlots
 };
