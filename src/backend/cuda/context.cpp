@@ -76,8 +76,14 @@ void Context::force_portable() {
   library_ = std::make_unique<LibraryProducts>(false);
 }
 
+bool Context::is_recording() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream(), &status), "CUDA stream");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void Context::require_running(std::string_view what) const {
-  if (is_recording_) fail(what, "cannot be had while calls are recorded");
+  if (is_recording()) fail(what, "cannot be had while calls are recorded");
 }
 
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
