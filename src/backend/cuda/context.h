@@ -82,6 +82,9 @@ class Context {
   };
   static cudaStream_t open(int device);
   void require_running(std::string_view what) const;
+  // Queues a copy from or to pinned memory.
+  void copy(const void* from, void* to, int64_t num_bytes, cudaMemcpyKind kind,
+            std::string_view what);
 
   struct Download {
     char* pinned = nullptr;

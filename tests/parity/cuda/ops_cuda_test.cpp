@@ -1,4 +1,5 @@
 // Elementwise ops, norms, rotation, sampling and the optimiser against the oracle.
+#include <bit>
 #include <functional>
 
 #include "parity/cuda/cuda_test.h"
@@ -245,8 +246,11 @@ TEST_F(OpsCuda, FiltersRowsOfManyNearWeights) {
       Array id, log_prob, kept_log_prob;
       draw(gpu(), r, 1, id, log_prob, kept_log_prob);
       EXPECT_EQ(id.get(0), ids[1].get(r));
-      EXPECT_EQ(log_prob.get(0), log_probs[1].get(r));
-      EXPECT_EQ(kept_log_prob.get(0), kept[1].get(r));
+      const auto bits = [](const Array& array, int64_t row) {
+        return std::bit_cast<uint32_t>(*array.view().row<float>(row));
+      };
+      EXPECT_EQ(bits(log_prob, 0), bits(log_probs[1], r));
+      EXPECT_EQ(bits(kept_log_prob, 0), bits(kept[1], r));
     }
   }
 }
