@@ -23,11 +23,13 @@ constexpr unsigned kOneBits = 0x3F800000u;  // of the largest weight, e^0
 constexpr int kFirstShift = 16;
 constexpr int kSharedBytes = (kBins + kListed) * 4;
 
-// Kept are the weights above `weight`, and those equal to it up to id `id`.
+// Kept are the weights above the one of these bits, which order as weights do, and those equal to
+// it up to id `id`.
 struct Cut {
-  float weight;
+  unsigned bits;
   int id;
-  __device__ bool keeps(float e, int v) const { return e > weight || (e == weight && v <= id); }
+  __device__ bool keeps(unsigned weight, int v) const { return weight + (v <= id ? 1 : 0) > bits; }
+  __device__ bool keeps(float e, int v) const { return keeps(__float_as_uint(e), v); }
 };
 
 struct Row {
@@ -36,8 +38,8 @@ struct Row {
   float temperature, maximum;
   float units_per_one;  // a power of two, with which no sum over the row overflows
 
-  __device__ float weight(float logit) const {
-    return expf(distance_of(logit, temperature, maximum));
+  __device__ float weight(int v) const {
+    return expf(distance_of(logits[v], temperature, maximum));
   }
   // Rounded up, so that no weight counts for nothing.
   __device__ Units units(float e) const { return __float2ull_ru(e * units_per_one); }
@@ -54,12 +56,19 @@ struct Row {
       for (int k = 0; k < kLoads; ++k) {
         load_logits(logits, base + 4 * k * count, end, vectors, z[k]);
       }
+      if (temperature != 1.0f) {
+#pragma unroll
+        for (auto& four : z) {
+#pragma unroll
+          for (float& value : four) value = scaled(value, temperature);
+        }
+      }
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int v = base + 4 * k * count + j;
-          if (v < end) body(v, weight(z[k][j]));
+          if (v < end) body(v, expf(z[k][j] - maximum));
         }
       }
     }
@@ -107,7 +116,7 @@ __device__ Found first_beyond(const Row& row, const Value& value, const Target& 
     end = min(begin + part, end);
   }
   const int v = begin + lane;
-  const Units own = v < end ? value(v, row.weight(row.logits[v])) : 0;
+  const Units own = v < end ? value(v, row.weight(v)) : 0;
   return {begin + first_lane(warp_prefix(own)), total};
 }
 
@@ -147,7 +156,7 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
   const auto value = [&](float e) { return kCounts ? Units{1} : row.units(e); };
   const auto value_of = [&](unsigned bits) { return value(__uint_as_float(bits)); };
 
-  // The bits of w, which order as weights do, lie in [low, high]; `above` are the values beyond.
+  // The bits of w lie in [low, high]; `above` are the values beyond.
   // All of a bin taken for its largest weight, and for its smallest, are bounds of its values.
   unsigned low = 0, high = kOneBits;
   Units least = 0, above = 0;
@@ -158,7 +167,7 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
     Units beyond = 0, within = 0;
     row.for_each([&](int v, float e) {
       const unsigned bits = __float_as_uint(e);
-      if (bits < low || !kept.keeps(e, v)) return;
+      if (bits < low || !kept.keeps(bits, v)) return;
       (bits > high ? beyond : within) += value(e);
       const unsigned bin = (high - bits) >> shift;
       if (bits <= high && bin < kBins) atomicAdd(&bins[bin], 1u);
@@ -191,7 +200,7 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
   Units beyond = 0;
   row.for_each([&](int v, float e) {
     const unsigned bits = __float_as_uint(e);
-    if (bits < low || !kept.keeps(e, v)) return;
+    if (bits < low || !kept.keeps(bits, v)) return;
     if (bits > high) {
       beyond += value(e);
     } else if (lists) {
@@ -215,7 +224,6 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
     }
   }
 
-  const float weight = __uint_as_float(low);
   Units missing = least - above;
   int num_equal = num_within;
   if (lists) {
@@ -224,12 +232,12 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
     for (int i = thread; i < num_listed; i += kRowThreads) num_equal += list[i] == low ? 1 : 0;
     num_equal = block_sum(num_equal);
   }
-  const Units each = value(weight), needed = (missing + each - 1) / each;
-  if (needed >= num_equal) return {weight, weight == kept.weight ? kept.id : row.n - 1};
+  const Units each = value_of(low), needed = (missing + each - 1) / each;
+  if (needed >= num_equal) return {low, low == kept.bits ? kept.id : row.n - 1};
   const auto is_equal = [&](int v, float e) {
-    return Units{e == weight && kept.keeps(e, v) ? 1u : 0u};
+    return Units{__float_as_uint(e) == low && kept.keeps(e, v) ? 1u : 0u};
   };
-  return {weight, first_beyond(row, is_equal, [&](Units) { return needed - 1; }).id};
+  return {low, first_beyond(row, is_equal, [&](Units) { return needed - 1; }).id};
 }
 
 __global__ void __launch_bounds__(kRowThreads, 1)
@@ -247,11 +255,12 @@ __global__ void __launch_bounds__(kRowThreads, 1)
                 .n = draw.n,
                 .temperature = temperature,
                 .maximum = stats.maximum,
-                .units_per_one = exp2f(static_cast<float>(31 + __clz(draw.n)))};
-  Cut cut{0.0f, draw.n - 1};
+                .units_per_one = ldexpf(1.0f, 31 + __clz(draw.n))};
+  Cut cut{0, draw.n - 1};
   if (params.top_k > 0 && params.top_k < draw.n) cut = cut_at<true>(row, cut, params.top_k);
   if (params.top_p < 1) cut = cut_at<false>(row, cut, double{params.top_p});
-  if (params.min_p > cut.weight) cut = {params.min_p, draw.n - 1};
+  const unsigned least_bits = __float_as_uint(fabsf(params.min_p));  // of −0 too
+  if (least_bits > cut.bits) cut = {least_bits, draw.n - 1};
   // random / 2^32 without its last 8 bits × total
   const auto [id, total] = first_beyond(
       row, [&](int v, float e) { return cut.keeps(e, v) ? row.units(e) : 0; },
