@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/vectors.cuh"
+#include "backend/cuda/device/values.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
@@ -32,23 +32,19 @@ __global__ void convert_kernel(Rows from, Rows to, int64_t columns, int64_t coun
   }
 }
 
-// A block to each token.
-template <class In, class Out, int kVector>
-__global__ void embedding_kernel(const In* __restrict__ table, int64_t table_stride,
-                                 int64_t num_rows, const int32_t* ids, Out* __restrict__ out,
-                                 int64_t out_stride, int64_t columns, float scale) {
+__global__ void copy_kernel(const uint32_t* from, uint32_t* to, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
+__global__ void embedding_kernel(Rows table, int64_t num_rows, const int32_t* ids, Rows out,
+                                 int64_t columns, float scale) {
   await_predecessor();
-  const int64_t token = blockIdx.x;
+  const int64_t token = blockIdx.x, i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   const int32_t id = ids[token];
-  if (id < -1 || id >= num_rows) return;
-#pragma unroll 4
-  for (int64_t i = threadIdx.x * kVector; i < columns; i += kThreads * kVector) {
-    float values[kVector] = {};
-    if (id >= 0) load_vector(table + id * table_stride + i, values);
-#pragma unroll
-    for (float& value : values) value *= scale;
-    store_vector(values, out + token * out_stride + i);
-  }
+  if (id < -1 || id >= num_rows || i >= columns) return;
+  const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
+  out.array.set(token * out.stride + i, value);
 }
 
 // One thread per column, so that tokens add up in their order.
@@ -76,6 +72,12 @@ __global__ void scatter_kernel(const T* rows, int64_t rows_stride, const int32_t
 }
 
 }  // namespace
+
+void copy_words(Context& context, const void* from, void* to, int64_t count) {
+  copy_kernel<<<static_cast<unsigned>(divide_up(count, kThreads)), kThreads, 0, context.stream()>>>(
+      static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to), count);
+  check_launch("copy");
+}
 
 void convert(Context& context, const TensorView& from, const TensorView& to) {
   constexpr std::string_view kOp = "convert";
@@ -106,21 +108,10 @@ void embedding(Context& context, const ops::EmbeddingArgs& args) {
   require_shape(kOp, "out", args.out, Shape{num_tokens, width});
   require_vector(kOp, "ids", args.ids, DType::kI32, num_tokens);
   if (num_tokens == 0) return;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(num_tokens)), .num_threads = kThreads};
-  const auto run = [&](auto in, auto out, auto vector) {
-    using In = decltype(in);
-    using Out = decltype(out);
-    launch(kOp, context, shape, embedding_kernel<In, Out, decltype(vector)::value>,
-           static_cast<const In*>(args.table.as<In>()), args.table.row_stride, args.table.shape[0],
-           static_cast<const int32_t*>(args.ids.as<int32_t>()), args.out.as<Out>(),
-           args.out.row_stride, width, args.scale);
-  };
-  const bool from_bf16 = args.table.dtype == DType::kBF16, to_bf16 = args.out.dtype == DType::kBF16;
-  constexpr std::integral_constant<int, 1> kOne;
-  if (!from_bf16) return to_bf16 ? run(0.0f, Bf16(), kOne) : run(0.0f, 0.0f, kOne);
-  if (!to_bf16) return run(Bf16(), 0.0f, kOne);
-  const bool vectors = takes_vectors(args.table, width, 8) && takes_vectors(args.out, width, 8);
-  vectors ? run(Bf16(), Bf16(), std::integral_constant<int, 8>()) : run(Bf16(), Bf16(), kOne);
+  const dim3 grid(static_cast<unsigned>(num_tokens),
+                  static_cast<unsigned>(divide_up(width, kThreads)));
+  launch(kOp, context, {grid, kThreads}, embedding_kernel, rows_of(args.table), args.table.shape[0],
+         static_cast<const int32_t*>(args.ids.as<int32_t>()), rows_of(args.out), width, args.scale);
 }
 
 void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args) {
