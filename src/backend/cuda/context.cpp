@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kStagingBytes = int64_t{8} << 20;
 constexpr int64_t kHalf = kStagingBytes / 2;
-constexpr int64_t kSmallCopy = 16384;  // bytes
+constexpr int64_t kSmallCopy = 65536;  // bytes
 
 }  // namespace
 

@@ -183,7 +183,8 @@ __device__ Cut cut_at(const Row& row, const Cut& kept, double top) {
     });
     num_within = 0;
     for (int i = first + thread; i <= last && i < kBins; i += kRowThreads) num_within += bins[i];
-    num_within = last == kBins ? INT_MAX : block_sum(num_within);
+    num_within = block_sum(num_within);
+    if (last == kBins) num_within = INT_MAX;  // those beyond the bins were not counted
 
     const unsigned width = high - low, span = static_cast<unsigned>(last + 1) << shift;
     if (last < kBins && span <= width) low = high - span + 1;
