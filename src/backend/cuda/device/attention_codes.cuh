@@ -5,8 +5,9 @@
 //
 //   x = q × 2^query_power; high = x cut to four significant bits, low = x − high (exact for BF16)
 //   s = (high · k + low · k) × key scale; each product a chain over the head width by steps of 32
-//   m = largest s the row sees; p = 2^(s × factor − m × factor), in one FMA before the exponential;
-//     factor = softmax scale × log2 e × 2^−query_power; the tile's maximum is m × factor
+//   m = largest s the row sees; p = 2^(s × factor − m × factor), in one FMA before the exponential,
+//     0 below 2^−126; factor = softmax scale × log2 e × 2^−query_power; the tile's maximum is
+//     m × factor, rounded before the FMA
 //   sums of the p whose key % 8 = r: ((p_r + p_8+r) + (p_16+r + p_24+r)) + ((p_32+r + p_40+r) + …)
 //   power = value_power(largest value scale the row sees in the tile)
 //   w = p × (value scale × 2^−power); high and low of w as of x, E4M3 by round to nearest even
@@ -28,6 +29,13 @@ __device__ inline int query_power(float amax) {
 }
 // The power of a tile's largest value scale, which 2^-power brings to [2^7, 2^8).
 __device__ inline int value_power(float largest) { return -query_power(largest); }
+
+// 2^x; 0 where that is below 2^−126.
+__device__ inline float exp2_flushing(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 // Codes of a (the low byte) and b.
 __device__ inline uint32_t e4m3_pair(float a, float b) {
