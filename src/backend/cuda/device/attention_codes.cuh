@@ -30,13 +30,6 @@ __device__ inline int query_power(float amax) {
 // The power of a tile's largest value scale, which 2^-power brings to [2^7, 2^8).
 __device__ inline int value_power(float largest) { return -query_power(largest); }
 
-// 2^x; 0 where that is below 2^−126.
-__device__ inline float exp2_flushing(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // Codes of a (the low byte) and b.
 __device__ inline uint32_t e4m3_pair(float a, float b) {
   uint16_t pair;
