@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)
     PrefillItem item = schedule.next();
     if (item.sequence >= 0) consumer.fetch(item);
     while (item.sequence >= 0) {
-      consumer.run(item);
+      consumer.run(item, item);
       const PrefillItem done = item;
       item = schedule.next();
       if (item.sequence >= 0) consumer.fetch(item);
@@ -79,7 +79,7 @@ void launch(Context& context, PrefillProblem& p) {
 bool attention_prefill(Context& context, const AttentionProblem& p) {
   constexpr int64_t kMostRows = int64_t{1} << 27;
   const int width = p.keys.width;
-  if (fp8 || context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
+  if (context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
       int64_t{p.num_tokens} * p.group >= kMostRows || p.group > 32 || p.q_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;

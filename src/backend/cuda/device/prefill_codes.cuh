@@ -14,11 +14,13 @@
 
 namespace octet::cuda {
 
-template <int kHeadWidth, int kNumConsumers, int kColumns>
+template <int kHeadWidth, int kNumConsumers, int kColumns, bool kIsAhead>
 struct CodesLayout {
   static constexpr int kWidth = kHeadWidth;
   static constexpr int kConsumers = kNumConsumers;
   static constexpr int kSlabColumns = kColumns;  // head elements of a product with values
+  static constexpr bool kAhead = kIsAhead;
+  static constexpr bool kFetchesAhead = kConsumers == 2;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Of a thread; 65,536 for all at the start.
@@ -44,7 +46,8 @@ struct CodesLayout {
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kStages * kStageBytes;
-  static constexpr int kTotals = kQueries + kRows * 2 * kWidth;  // rows' results so far
+  static constexpr int kFetched = kQueries + (kFetchesAhead ? kRows * 2 * kWidth : 0);
+  static constexpr int kTotals = kFetched + kRows * 2 * kWidth;  // rows' results so far
   static constexpr int kFactors = kTotals + kRows * kWidth * 4;
   static constexpr int kItems = kFactors + kRows * 4;
   // Barriers of a stage: keys and values have come, values are ready, the stage may be overwritten.
@@ -197,45 +200,20 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
  public:
   using Rows::Rows;
 
-  __device__ void place_queries(const PrefillItem&, int) {
-    uint32_t words[Rows::kQueryPasses][4];
-    copy_async_wait<0>();
-#pragma unroll
-    for (int i = 0; i < Rows::kQueryPasses; ++i) load_shared(this->fetched_query(i), words[i]);
+  __device__ void place_queries() {
+    constexpr int kInPlace = Layout::kFetchesAhead ? 1 : Rows::kQueryPasses;  // held before a store
     auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + this->group_ * 64;
+    copy_async_wait<0>();
+    uint32_t words[kInPlace][4];
+    if (!Layout::kFetchesAhead) {
+#pragma unroll
+      for (int i = 0; i < kInPlace; ++i) load_shared(this->fetched_query(i), words[i]);
+    }
     warpgroup_sync(1 + this->group_);
-#pragma unroll
+#pragma unroll kInPlace
     for (int i = 0; i < Rows::kQueryPasses; ++i) {
-      const int row = this->query_row(i), column = lane_ % Rows::kQueryLanes * 8;
-      float q[8], amax = 0;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        q[e] = __uint_as_float(e % 2 == 0 ? words[i][e / 2] << 16 : words[i][e / 2] & 0xFFFF0000u);
-        amax = fmaxf(amax, fabsf(q[e]));
-      }
-#pragma unroll
-      for (int offset = 1; offset < Rows::kQueryLanes; offset *= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-      }
-      const int power = query_power(amax);
-      if (column == 0) factors[row] = power_of_two(-power);
-      uint32_t terms[2][2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float* x = &q[4 * half];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] *= power_of_two(power);
-        const TermPairs first = e4m3_terms(x[0], x[1]), second = e4m3_terms(x[2], x[3]);
-        terms[0][half] = first.high | second.high << 16;
-        terms[1][half] = first.low | second.low << 16;
-      }
-#pragma unroll
-      for (int term = 0; term < 2; ++term) {
-        const int at = term * kWidth + column;  // of the row's 2 kWidth bytes
-        store_shared(
-            this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
-            terms[term][0], terms[term][1]);
-      }
+      if (Layout::kFetchesAhead) load_shared(this->fetched_query(i), words[0]);
+      place_query(this->query_row(i), words[Layout::kFetchesAhead ? 0 : i], factors);
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);
@@ -243,22 +221,36 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     for (int h = 0; h < 2; ++h) factor_[h] = factors[this->row_of(0, h)] * this->p_.factor;
   }
 
-  __device__ void take_tile(int tile, bool masked, bool is_first) {
-    barrier_wait(base_ + Layout::kKeysHere + 8 * place_.slot, place_.parity);
-    multiply_keys();
-    masked ? weigh<true>(tile) : weigh<false>(tile);
+  // The scores of the first tile.
+  __device__ void begin_tiles() {
+    if constexpr (Layout::kAhead) {
+      float low[32];
+      start_keys(place_, scores_, low);
+      end_keys(scores_, low);
+    }
+  }
+  __device__ void take_tile(int tile, bool masked, bool is_last) {
+    if constexpr (Layout::kAhead) {
+      if (is_last) {
+        weigh<true>(tile);
+        add_values();
+      } else {
+        float high[32], low[32];
+        auto next = place_;
+        next.advance();
+        start_keys(next, high, low);
+        masked ? weigh<true>(tile) : weigh<false>(tile);
+        end_keys(high, low);
 #pragma unroll
-    for (int slab = 0; slab < kWidth / Layout::kSlabColumns; ++slab) {
-      float high[Layout::kSlabColumns / 2], low[Layout::kSlabColumns / 2];
-      multiply_values(slab, high, low);
-      if (slab == kWidth / Layout::kSlabColumns - 1) release();
-#pragma unroll
-      for (int i = 0; i < Layout::kSlabColumns / 4; ++i) {
-        float values[2] = {high[2 * i] + low[2 * i], high[2 * i + 1] + low[2 * i + 1]};
-        if (down_[i % 2] != 1) values[0] *= down_[i % 2], values[1] *= down_[i % 2];
-        this->fold_values(slab * Layout::kSlabColumns / 8 + i / 2, i % 2, values[0], values[1],
-                          is_first);
+        for (int i = 0; i < 32; ++i) scores_[i] = high[i];
+        add_values();
       }
+    } else {
+      float low[32];
+      start_keys(place_, scores_, low);
+      end_keys(scores_, low);
+      masked ? weigh<true>(tile) : weigh<false>(tile);
+      add_values();
     }
     place_.advance();
   }
@@ -278,49 +270,64 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     if (lane_ == 0) barrier_arrive(base_ + Layout::kEmpty + 8 * place_.slot);
   }
 
-  // Swizzled by kBytes, with rows of as many bytes; or not swizzled, core matrices of eight rows
-  // of 16 bytes, those of neighbouring rows side by side.
+  // Eight elements of a row from each of its lanes.
+  __device__ void place_query(int row, const uint32_t (&words)[4], float* factors) const {
+    const int column = lane_ % Rows::kQueryLanes * 8;
+    float q[8], amax = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      q[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
+      amax = fmaxf(amax, fabsf(q[e]));
+    }
+#pragma unroll
+    for (int offset = 1; offset < Rows::kQueryLanes; offset *= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+    }
+    const int power = query_power(amax);
+    if (column == 0) factors[row] = power_of_two(-power);
+    uint32_t terms[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* x = &q[4 * half];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] *= power_of_two(power);
+      const TermPairs first = e4m3_terms(x[0], x[1]), second = e4m3_terms(x[2], x[3]);
+      terms[0][half] = first.high | second.high << 16;
+      terms[1][half] = first.low | second.low << 16;
+    }
+#pragma unroll
+    for (int term = 0; term < 2; ++term) {
+      const int at = term * kWidth + column;  // of the row's 2 kWidth bytes
+      store_shared(
+          this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
+          terms[term][0], terms[term][1]);
+    }
+  }
+
+  // The matrix descriptor of an operand from a shared-memory address on: rows of kSwizzle bytes,
+  // swizzled so; or, with 0, core matrices of eight rows of 16 bytes, those of neighbouring rows
+  // side by side. The sum is in units of 16 bytes, as far as it is known beforehand.
   template <int kSwizzle>
-  __device__ static uint64_t descriptor(uint32_t address) {
+  __device__ static uint64_t descriptor(uint32_t address, int offset) {
     constexpr uint64_t kMode = kSwizzle == 128 ? 1 : kSwizzle == 64 ? 2 : 0;
     constexpr uint64_t kStride = (kSwizzle == 0 ? 128 : 8 * kSwizzle) >> 4;
-    constexpr uint64_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
-    return kMode << 62 | kStride << 32 | static_cast<uint32_t>(kLeading << 16 | address >> 4);
+    constexpr uint32_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
+    return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
   }
-  __device__ void multiply_keys() {
-    float low[32];
+  using Values = float[Layout::kSlabColumns / 2];
+
+  // Products of the queries' terms and a tile's keys; `end_keys` adds them up.
+  __device__ void start_keys(const RingPlace<Layout::kStages>& place, float (&high)[32],
+                             float (&low)[32]) {
+    barrier_wait(base_ + Layout::kKeysHere + 8 * place.slot, place.parity);
+    const uint32_t keys = base_ + Layout::kRing + place.slot * Layout::kStageBytes;
     const auto multiply = [&](float(&products)[32], int term) {
 #pragma unroll
       for (int step = 0; step < kWidth / 32; ++step) {
         const int at = term * kWidth + step * 32;
-        const uint32_t q = this->query_tile() + at / 128 * kSlabBytes + at % 128;
         Wgmma<64>::run<Operands::kE4M3>(
-            products, descriptor<128>(q),
-            descriptor<kWidth>(base_ + stage() + Layout::kKeys + step * 32), step > 0);
-      }
-    };
-    wgmma_hold(scores_);
-    wgmma_hold(low);
-    wgmma_fence();
-    multiply(scores_, 0);
-    multiply(low, 1);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(scores_);
-    wgmma_hold(low);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) scores_[i] += low[i];
-  }
-  __device__ void multiply_values(int slab, float (&high)[Layout::kSlabColumns / 2],
-                                  float (&low)[Layout::kSlabColumns / 2]) {
-    const auto multiply = [&](float(&products)[Layout::kSlabColumns / 2], int term) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        wgmma_code_values(
-            products, weights_[term][step],
-            descriptor<0>(base_ + stage() + Layout::kValues + 2 * step * Layout::kBlockBytes +
-                          slab * (Layout::kSlabColumns * 16)),
-            step > 0);
+            products, descriptor<128>(this->query_tile(), at / 128 * kSlabBytes + at % 128),
+            descriptor<kWidth>(keys, Layout::kKeys + step * 32), step > 0);
       }
     };
     wgmma_hold(high);
@@ -329,9 +336,55 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     multiply(high, 0);
     multiply(low, 1);
     wgmma_commit();
+  }
+  __device__ void end_keys(float (&high)[32], float (&low)[32]) {
     wgmma_wait<0>();
     wgmma_hold(high);
     wgmma_hold(low);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) high[i] += low[i];
+  }
+  __device__ void start_values(int slab, Values (&products)[2]) {
+    wgmma_hold(products[0]);
+    wgmma_hold(products[1]);
+    wgmma_fence();
+#pragma unroll
+    for (int term = 0; term < 2; ++term) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const int at = 2 * step * Layout::kBlockBytes + slab * (Layout::kSlabColumns * 16);
+        wgmma_code_values(products[term], weights_[term][step],
+                          descriptor<0>(base_ + stage(), Layout::kValues + at), step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+  // Releases the stage.
+  __device__ void add_values() {
+    constexpr int kSlabs = kWidth / Layout::kSlabColumns, kBuffers = Layout::kAhead ? 2 : 1;
+    Values products[kBuffers][2];
+    if (kBuffers == 2) start_values(0, products[0]);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      auto& [high, low] = products[slab % kBuffers];
+      if (kBuffers == 1) start_values(slab, products[0]);
+      if (kBuffers == 2 && slab + 1 < kSlabs) {
+        start_values(slab + 1, products[(slab + 1) % kBuffers]);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      wgmma_hold(high);
+      wgmma_hold(low);
+      if (slab == kSlabs - 1) release();
+#pragma unroll
+      for (int i = 0; i < Layout::kSlabColumns / 2; ++i) high[i] += low[i];
+      if (down_[0] != 1 || down_[1] != 1) {
+#pragma unroll
+        for (int i = 0; i < Layout::kSlabColumns / 2; ++i) high[i] *= down_[i % 4 / 2];
+      }
+      this->fold_values(slab * (Layout::kSlabColumns / 2), high);
+    }
   }
 
   // From scores to the terms of the weights; the chunk's maximum and sums move on. Waits for the
@@ -353,10 +406,10 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if constexpr (kMasked) {
-        const auto seen = this->seen(h, tile);
+        const unsigned seen = this->seen(h, tile);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          if (!seen(column(i))) score(h, i) = -INFINITY;
+          if ((seen >> i & 1) == 0) score(h, i) = -INFINITY;
         }
       }
       float largest[4];  // side by side, lest each waits for the one before
@@ -385,18 +438,17 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     if constexpr (kMasked) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const auto seen = this->seen(h, tile);
-        float largest = 0;
+        const unsigned seen = this->seen(h, tile);
+        float own[16], largest = 0;  // scales, 0 for keys that the row does not see
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          if (seen(column(i))) largest = fmaxf(largest, scales[column(i)]);
+          own[i] = (seen >> i & 1) != 0 ? scales[column(i)] : 0.0f;
+          largest = fmaxf(largest, own[i]);
         }
         const int power = value_power(quad_max(largest));
         const float up = power_of_two(-power);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          score(h, i) = seen(column(i)) ? score(h, i) * (scales[column(i)] * up) : 0.0f;
-        }
+        for (int i = 0; i < 16; ++i) score(h, i) *= own[i] * up;
         merge_power(h, power_of_two(power));
       }
     } else {

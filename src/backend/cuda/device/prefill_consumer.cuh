@@ -20,7 +20,7 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
  public:
   using Rows::Rows;
 
-  __device__ void place_queries(const PrefillItem&, int) {
+  __device__ void place_queries() {
     uint32_t words[Rows::kQueryPasses][4];
     copy_async_wait<0>();
 #pragma unroll
@@ -41,7 +41,8 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
     factor_[0] = factor_[1] = this->p_.factor;
   }
 
-  __device__ void take_tile(int tile, bool masked, bool is_first) {
+  __device__ void begin_tiles() {}
+  __device__ void take_tile(int tile, bool masked, bool) {
     const Place keys = place_;
     place_.advance();
     const Place values = place_;
@@ -56,11 +57,7 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       float products[32];
       multiply_values(values, slab, products);
       if (slab == Layout::kSlabs - 1) release(values);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float* pair = &products[2 * i];
-        this->fold_values(slab * 8 + i / 2, i % 2, pair[0], pair[1], is_first);
-      }
+      this->fold_values(32 * slab, products);
     }
   }
   __device__ void skip_tile() {
@@ -123,10 +120,10 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
     if (masked) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const auto seen = this->seen(h, tile);
+        const unsigned seen = this->seen(h, tile);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          if (!seen(i / 2 * 8 + i % 2)) scores_[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
+          if ((seen >> i & 1) == 0) scores_[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
         }
       }
     }

@@ -97,9 +97,11 @@ struct PrefillLayout {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kSlots = 4;  // of the ring: keys and values in turn
   static constexpr int kItemSlots = 8;
+  static constexpr bool kFetchesAhead = false;  // queries, beside the last item's
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
+  static constexpr int kFetched = kQueries;
   static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
   static constexpr int kItems = kTotals + kRows * kWidth * 4;
   static constexpr int kFull = kItems + kItemSlots * 32;

@@ -8,8 +8,8 @@
 
 namespace octet::cuda {
 
-// Consumer: place_queries(item, first_row) brings the fetched queries into the matrix unit's order
-// and sets factor_; take_tile(tile, masked, is_first) folds a tile into the chunk; skip_tile().
+// Consumer: place_queries() brings the fetched queries into the matrix unit's order
+// and sets factor_; take_tile(tile, masked) folds a tile into the chunk; skip_tile().
 template <class Consumer, class Layout>
 class PrefillRows {
   static constexpr int kWidth = Layout::kWidth;
@@ -22,7 +22,7 @@ class PrefillRows {
   const PrefillProblem& p_;
   char* shared_;
   uint32_t base_;
-  int group_, thread_, warp_, lane_;
+  int group_, warp_, lane_;
 
   // Of the lane's rows.
   int position_[2];
@@ -40,38 +40,40 @@ class PrefillRows {
         shared_(shared),
         base_(shared_address(shared)),
         group_(uniform(static_cast<int>(threadIdx.x / 128))),
-        thread_(threadIdx.x % 128),
-        warp_(thread_ / 32),
+        warp_(threadIdx.x % 128 / 32),
         lane_(threadIdx.x % 32) {}
 
-  // Starts to copy the warpgroup's queries as they lie to where the last item's are no longer used.
+  // Starts to copy the warpgroup's queries as they lie. A lane copies what it will read itself.
   __device__ void fetch(const PrefillItem& item) const {
-    warpgroup_sync(1 + group_);
+    // In place: the last item's are no longer used.
+    if constexpr (!Layout::kFetchesAhead) warpgroup_sync(1 + group_);
 #pragma unroll
     for (int i = 0; i < kQueryPasses; ++i) {
       const int row = item.first_row + 64 * group_ + query_row(i);
-      const int token = p_.token_of(row), head = item.head * p_.group + row - token * p_.group;
       const bool inside = row <= item.last_row;
       const Bf16* from = p_.q;
       if (inside) {
-        from += (item.first_token + token) * p_.q_stride + head * kWidth + lane_ % kQueryLanes * 8;
+        const PrefillRow at = row_at(item, row);
+        from += at.token * p_.q_stride + at.head * kWidth + lane_ % kQueryLanes * 8;
       }
       copy_async_16(fetched_query(i), from, inside);
     }
     copy_async_commit();
   }
 
-  // Computes the item's rows; `write` then stores them.
-  __device__ void run(const PrefillItem& item) {
+  // Computes the fetched item's rows, and may fetch the next one's; `write` then stores them.
+  __device__ void run(const PrefillItem& item, const PrefillItem& next) {
     auto& consumer = static_cast<Consumer&>(*this);
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
     if (first_row > last_row) {
       copy_async_wait<0>();
-      for (int tile = item.begin; tile < item.limit; tile += kTileKeys) consumer.skip_tile();
+      fetch_ahead(next);
+      skip_tiles(item.begin, item.limit);
       return;
     }
-    consumer.place_queries(item, first_row);
+    consumer.place_queries();
+    fetch_ahead(next);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       position_[h] = item.position_of(p_, min(row_of(first_row, h), item.last_row));
@@ -81,66 +83,54 @@ class PrefillRows {
     // All rows see all of the tiles in [whole_begin, whole_end).
     const int whole_begin = p_.window == 0 ? 0 : limit - p_.window;
     const int whole_end = uniform(item.position_of(p_, first_row)) + 2 - kTileKeys;
-    int tile = item.begin;
-    for (; tile < begin; tile += kTileKeys) consumer.skip_tile();
+    int tile = skip_tiles(item.begin, begin);
 #pragma unroll
     for (int h = 0; h < 2; ++h) total_maximum_[h] = -INFINITY, total_sum_[h] = 0;
     clear();
-#pragma unroll
-    for (float& value : out_) value = 0;       // and no register keeps the last item's
-    bool first_chunk = true, is_first = true;  // is_first: of the chunk's tiles
-    for (; tile < limit; tile += kTileKeys) {
-      consumer.take_tile(tile, tile < whole_begin || tile >= whole_end, is_first);
-      if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
-        fold_chunk(tile, first_chunk, tile + kTileKeys >= limit);
-        first_chunk = false;
+    if (tile < limit) consumer.begin_tiles();
+    bool is_first = true;  // of the chunks
+#pragma unroll 1
+    for (bool is_last = tile >= limit; !is_last; tile += kTileKeys) {
+      is_last = tile + kTileKeys >= limit;
+      consumer.take_tile(tile, tile < whole_begin || tile >= whole_end, is_last);
+      if ((tile + kTileKeys) % kChunkKeys == 0 || is_last) {
+        fold_chunk(tile, is_first, is_last);
+        is_first = false;
       }
-      is_first = (tile + kTileKeys) % kChunkKeys == 0;
     }
-    for (; tile < item.limit; tile += kTileKeys) consumer.skip_tile();
+    skip_tiles(tile, item.limit);
   }
 
-  __device__ void write(const PrefillItem& item) const {
+  __device__ void write(const PrefillItem& item) {
+    const int first_row = item.first_row + 64 * group_;
+    // The warp's rows as BF16, 16-byte piece c of row r at c ^ (r % 8); then they go by pieces.
+    const uint32_t staged = warp_totals();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = row_of(item.first_row + 64 * group_, h);
-      if (row > item.last_row) continue;
-      const int token = p_.token_of(row);
-      const int head = item.head * p_.group + row - token * p_.group;
-      Bf16* to =
-          p_.out + (item.first_token + token) * p_.out_stride + head * kWidth + lane_ % 4 * 2;
-      // A product with the reciprocal is within two units of the quotient's last place: where both
-      // sides of that round to the same BF16, it serves.
-      const bool none = position_[h] < 0;  // there are no keys: zeros
-      const float reciprocal = none ? 0.0f : __frcp_rn(total_sum_[h]);
-      const bool usual = total_sum_[h] >= 0x1p-60f && total_sum_[h] <= 0x1p60f;
-      unsigned nearest = none || usual ? ~0u : 0u;
+      const int row = lane_ / 4 + 8 * h;
+      divide(h);
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float quotient = out_[4 * j + 2 * h + i] * reciprocal;
-          nearest = min(nearest, (__float_as_uint(quotient) - 0x7FFCu) & 0xFFFFu);
-        }
+        store_shared(staged + row * (2 * kWidth) + ((j ^ row % 8) << 4) + lane_ % 4 * 4,
+                     pack_bf16(out_[4 * j + 2 * h], out_[4 * j + 2 * h + 1]));
       }
-      if (nearest > 8) {
-#pragma unroll
-        for (int j = 0; j < kWidth / 8; ++j) {
-          const float* pair = &out_[4 * j + 2 * h];
-          *reinterpret_cast<uint32_t*>(to + j * 8) =
-              pack_bf16(pair[0] * reciprocal, pair[1] * reciprocal);
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < kWidth / 4; ++j) {
-          store(__fdiv_rn(out_[4 * (j / 2) + 2 * h + j % 2], total_sum_[h]),
-                to + j / 2 * 8 + j % 2);
-        }
-      }
-      if (lane_ % 4 == 0) {
-        write_lse(p_, item.first_token + token, head, total_maximum_[h], total_sum_[h]);
+      if (lane_ % 4 == 0 && row_of(first_row, h) <= item.last_row) {
+        const PrefillRow to = row_at(item, row_of(first_row, h));
+        write_lse(p_, to.token, to.head, total_maximum_[h], total_sum_[h]);
       }
     }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kQueryPasses; ++i) {
+      const int row = query_row(i), piece = lane_ % kQueryLanes;
+      if (first_row + row > item.last_row) continue;
+      uint32_t words[4];
+      load_shared(staged + row % 16 * (2 * kWidth) + ((piece ^ row % 8) << 4), words);
+      const PrefillRow to = row_at(item, first_row + row);
+      *reinterpret_cast<uint4*>(p_.out + to.token * p_.out_stride + to.head * kWidth + piece * 8) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    __syncwarp();
   }
 
  protected:
@@ -154,21 +144,23 @@ class PrefillRows {
     return warp_ * 16 + pass * (32 / kQueryLanes) + lane_ / kQueryLanes;
   }
   __device__ uint32_t fetched_query(int pass) const {
-    return query_tile() + (query_row(pass) * kQueryLanes + lane_ % kQueryLanes) * 16;
+    return base_ + Layout::kFetched + group_ * (64 * kWidth * 2) +
+           (query_row(pass) * kQueryLanes + lane_ % kQueryLanes) * 16;
   }
 
   // Whether row h sees any of the positions [begin, end).
   __device__ bool sees(int h, int begin, int end) const {
     return position_[h] >= begin && (p_.window == 0 || position_[h] + 1 - p_.window < end);
   }
-  // The columns of `tile` that row h sees, counted from the lane's own first one.
-  struct Seen {
-    int first, last;
-    __device__ bool operator()(int column) const { return column >= first && column <= last; }
-  };
-  __device__ Seen seen(int h, int tile) const {
-    const int last = position_[h] - tile - 2 * (lane_ % 4);
-    return {p_.window == 0 ? -kTileKeys : last + 1 - p_.window, last};
+  // Which of the lane's 16 columns of `tile` row h sees, a bit each.
+  __device__ unsigned seen(int h, int tile) const {
+    // Of columns 8 j and 8 j + 1 those before column `end`, counted from the lane's own first one.
+    const auto before = [](int end) {
+      const int count = end <= 0 ? 0 : end >= kTileKeys ? 16 : end / 8 * 2 + min(end % 8, 2);
+      return (1u << count) - 1;
+    };
+    const int end = position_[h] + 1 - tile - 2 * (lane_ % 4);
+    return before(end) & ~(p_.window == 0 ? 0 : before(end - p_.window));
   }
   // Row h's maximum moves on to a tile's.
   __device__ void fold_maximum(int h, int tile, bool masked, float maximum) {
@@ -179,22 +171,71 @@ class PrefillRows {
     // What a row does not see leaves it as it is: the values are +0, and x × 1 − 0 is x.
     if (masked && !sees(h, tile, tile + kTileKeys)) new_weight_[h] = -0.0f;
   }
-  // Row h's result in column pair j moves on.
-  __device__ void fold_values(int j, int h, float value0, float value1, bool is_first) {
-    float* out = &out_[4 * j + 2 * h];
-    if (is_first) {  // x + 0, as of what is folded into nothing
-      out[0] = fmaf(value0, new_weight_[h], 0.0f);
-      out[1] = fmaf(value1, new_weight_[h], 0.0f);
-    } else {
-      out[0] = fmaf(out[0], old_weight_[h], value0 * new_weight_[h]);
-      out[1] = fmaf(out[1], old_weight_[h], value1 * new_weight_[h]);
+  // The results from register `first` on move on by the tile's own.
+  template <int kCount>
+  __device__ void fold_values(int first, const float (&values)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int h = i % 4 / 2;
+      out_[first + i] = fmaf(out_[first + i], old_weight_[h], values[i] * new_weight_[h]);
     }
   }
 
  private:
+  struct PrefillRow {
+    int64_t token;
+    int head;
+  };
+  __device__ PrefillRow row_at(const PrefillItem& item, int row) const {
+    const int token = p_.token_of(row);
+    return {item.first_token + token, item.head * p_.group + row - token * p_.group};
+  }
+  __device__ void fetch_ahead(const PrefillItem& next) const {
+    if (Layout::kFetchesAhead && next.sequence >= 0) fetch(next);
+  }
+  // Where the warp's totals lie, and then what it writes: a lane's registers side by side.
+  __device__ uint32_t warp_totals() const {
+    return base_ + Layout::kTotals + (group_ * 4 + warp_) * (16 * kWidth * 4);
+  }
+  // Row h's results by its sum, as division rounds: a quotient within one unit of its last place,
+  // and the remainder, which is exact, times the reciprocal (Markstein).
+  __device__ void divide(int h) {
+    if (position_[h] < 0) return;  // there are no keys: zeros
+    const float sum = total_sum_[h], reciprocal = __frcp_rn(sum);
+    bool usual = sum >= 0x1p-60f && sum <= 0x1p60f;
+#pragma unroll
+    for (int i = 0; i < kOut / 2; ++i) {
+      const float x = out_[i / 2 * 4 + 2 * h + i % 2];
+      usual &= fabsf(x) >= 0x1p-60f || __float_as_uint(x) == 0;
+    }
+    if (usual) {
+#pragma unroll
+      for (int i = 0; i < kOut / 2; ++i) {
+        float& x = out_[i / 2 * 4 + 2 * h + i % 2];
+        const float quotient = x * reciprocal;
+        x = fmaf(fmaf(-quotient, sum, x), reciprocal, quotient);
+      }
+    } else {
+      auto* lane_totals = reinterpret_cast<float*>(shared_ + (warp_totals() - base_)) + lane_;
+#pragma unroll
+      for (int i = 0; i < kOut / 2; ++i) lane_totals[32 * i] = out_[i / 2 * 4 + 2 * h + i % 2];
+#pragma unroll 1
+      for (int i = 0; i < kOut / 2; ++i) lane_totals[32 * i] = __fdiv_rn(lane_totals[32 * i], sum);
+#pragma unroll
+      for (int i = 0; i < kOut / 2; ++i) out_[i / 2 * 4 + 2 * h + i % 2] = lane_totals[32 * i];
+    }
+  }
+  // The first tile that begins at `end` or behind it.
+  __device__ int skip_tiles(int tile, int end) {
+#pragma unroll 1
+    for (; tile < end; tile += kTileKeys) static_cast<Consumer*>(this)->skip_tile();
+    return tile;
+  }
   __device__ void clear() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) maximum_[h] = -INFINITY, sum_[h][0] = 0, sum_[h][1] = 0;
+#pragma unroll
+    for (float& value : out_) value = 0;
   }
   // The chunk that ends with `tile` into the rows' totals, which lie in shared memory; the last
   // leaves them in out_.
@@ -208,11 +249,10 @@ class PrefillRows {
       total_maximum_[h] = fold_by[h].maximum;
       total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
     }
-    auto* totals =
-        reinterpret_cast<float4*>(shared_ + Layout::kTotals) + group_ * (64 * kWidth / 4) + thread_;
+    auto* totals = reinterpret_cast<float4*>(shared_ + (warp_totals() - base_)) + lane_;
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      float4& at = totals[j * 128];
+      float4& at = totals[32 * j];
       const float4 old = is_first ? float4{} : at;
       float total[4] = {old.x, old.y, old.z, old.w};
 #pragma unroll
