@@ -12,9 +12,9 @@
 namespace octet::cuda {
 namespace {
 
-// Of a thread; 128 at the start of four warpgroups.
-constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 152;
+// Of a thread; 168 at the start of three warpgroups.
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 
 template <int kWidth>
 __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)
@@ -48,15 +48,7 @@ __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)
   } else {
     take_registers<kConsumerRegisters>();
     PrefillConsumer<kWidth> consumer(p, shared);
-    PrefillItem item = schedule.next();
-    if (item.sequence >= 0) consumer.fetch(item);
-    while (item.sequence >= 0) {
-      consumer.run(item, item);
-      const PrefillItem done = item;
-      item = schedule.next();
-      if (item.sequence >= 0) consumer.fetch(item);
-      consumer.write(done);
-    }
+    schedule.consume(consumer);
   }
 }
 

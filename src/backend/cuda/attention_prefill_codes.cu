@@ -55,15 +55,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
   } else {
     take_registers<Layout::kConsumerRegisters>();
     CodesConsumer<Layout> consumer(p, shared);
-    PrefillItem item = schedule.next();
-    if (item.sequence >= 0) consumer.fetch(item);
-    while (item.sequence >= 0) {
-      const PrefillItem next = schedule.next();
-      consumer.run(item, next);
-      if (!Layout::kFetchesAhead && next.sequence >= 0) consumer.fetch(next);
-      consumer.write(item);
-      item = next;
-    }
+    schedule.consume(consumer);
   }
 }
 
@@ -91,12 +83,13 @@ void attention_prefill_codes(Context& context, const AttentionProblem& p,
   static const char* variant_name = std::getenv("OCTET_PREFILL_VARIANT");
   const int variant = variant_name == nullptr ? 0 : std::atoi(variant_name);
   if (p.keys.width == 64) {
-    launch<CodesLayout<64, 3, 64, false>>(context, problem, cache);
+    if (variant == 0)
+      launch<CodesLayout<64, 2, 32, true>>(context, problem, cache);
+    else
+      launch<CodesLayout<64, 3, 64, false>>(context, problem, cache);
   } else if (variant == 0) {
-    launch<CodesLayout<128, 3, 32, false>>(context, problem, cache);
-  } else if (variant == 1) {
     launch<CodesLayout<128, 2, 32, true>>(context, problem, cache);
-  } else if (variant == 2) {
+  } else if (variant == 1) {
     launch<CodesLayout<128, 2, 64, false>>(context, problem, cache);
   }
 }

@@ -20,7 +20,6 @@ struct CodesLayout {
   static constexpr int kConsumers = kNumConsumers;
   static constexpr int kSlabColumns = kColumns;  // head elements of a product with values
   static constexpr bool kAhead = kIsAhead;
-  static constexpr bool kFetchesAhead = kConsumers == 2;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Of a thread; 65,536 for all at the start.
@@ -46,7 +45,7 @@ struct CodesLayout {
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kStages * kStageBytes;
-  static constexpr int kFetched = kQueries + (kFetchesAhead ? kRows * 2 * kWidth : 0);
+  static constexpr int kFetched = kQueries + kRows * 2 * kWidth;
   static constexpr int kTotals = kFetched + kRows * 2 * kWidth;  // rows' results so far
   static constexpr int kFactors = kTotals + kRows * kWidth * 4;
   static constexpr int kItems = kFactors + kRows * 4;
@@ -201,19 +200,14 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
   using Rows::Rows;
 
   __device__ void place_queries() {
-    constexpr int kInPlace = Layout::kFetchesAhead ? 1 : Rows::kQueryPasses;  // held before a store
     auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + this->group_ * 64;
     copy_async_wait<0>();
-    uint32_t words[kInPlace][4];
-    if (!Layout::kFetchesAhead) {
-#pragma unroll
-      for (int i = 0; i < kInPlace; ++i) load_shared(this->fetched_query(i), words[i]);
-    }
-    warpgroup_sync(1 + this->group_);
-#pragma unroll kInPlace
+    warpgroup_sync(1 + this->group_);  // the last item's are no longer used
+#pragma unroll 2
     for (int i = 0; i < Rows::kQueryPasses; ++i) {
-      if (Layout::kFetchesAhead) load_shared(this->fetched_query(i), words[0]);
-      place_query(this->query_row(i), words[Layout::kFetchesAhead ? 0 : i], factors);
+      uint32_t words[4];
+      load_shared(this->fetched_query(i), words);
+      place_query(this->query_row(i), words, factors);
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);
@@ -393,6 +387,7 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
   __device__ void weigh(int tile) {
     const int t = lane_ % 4;
     const auto column = [](int i) { return i / 2 * 8 + i % 2; };  // of a row's i-th score
+    [[maybe_unused]] unsigned seen[2];
     const auto score = [&](int h, int i) -> float& { return scores_[i / 2 * 4 + 2 * h + i % 2]; };
     {
       const float* scales = stage_floats(Layout::kKeyScales) + 2 * t;
@@ -406,10 +401,10 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if constexpr (kMasked) {
-        const unsigned seen = this->seen(h, tile);
+        seen[h] = this->seen(h, tile);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          if ((seen >> i & 1) == 0) score(h, i) = -INFINITY;
+          if ((seen[h] >> i & 1) == 0) score(h, i) = -INFINITY;
         }
       }
       float largest[4];  // side by side, lest each waits for the one before
@@ -419,7 +414,7 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
       }
       const float maximum = factor_[h] * quad_max(fmaxf(fmaxf(largest[0], largest[1]),
                                                         fmaxf(largest[2], largest[3])));
-      this->fold_maximum(h, tile, kMasked, maximum);
+      this->fold_maximum(h, maximum);
       const float shift = kMasked && maximum == -INFINITY ? 0.0f : -maximum;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
@@ -438,12 +433,15 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     if constexpr (kMasked) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const unsigned seen = this->seen(h, tile);
         float own[16], largest = 0;  // scales, 0 for keys that the row does not see
+        // From anew, which is sooner tested than 32 predicates are kept.
+        seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          own[i] = (seen >> i & 1) != 0 ? scales[column(i)] : 0.0f;
-          largest = fmaxf(largest, own[i]);
+        for (int j = 0; j < 8; ++j) {
+          const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
+          own[2 * j] = (seen[h] >> 2 * j & 1) != 0 ? scale.x : 0.0f;
+          own[2 * j + 1] = (seen[h] >> 2 * j & 2) != 0 ? scale.y : 0.0f;
+          largest = fmaxf(largest, fmaxf(own[2 * j], own[2 * j + 1]));
         }
         const int power = value_power(quad_max(largest));
         const float up = power_of_two(-power);

@@ -21,43 +21,45 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
   using Rows::Rows;
 
   __device__ void place_queries() {
-    uint32_t words[Rows::kQueryPasses][4];
     copy_async_wait<0>();
-#pragma unroll
-    for (int i = 0; i < Rows::kQueryPasses; ++i) load_shared(this->fetched_query(i), words[i]);
-    warpgroup_sync(1 + this->group_);
-#pragma unroll
+    warpgroup_sync(1 + this->group_);  // the last item's are no longer used
+#pragma unroll 2
     for (int i = 0; i < Rows::kQueryPasses; ++i) {
+      uint32_t words[4];
+      load_shared(this->fetched_query(i), words);
       const int row = this->query_row(i), piece = lane_ % Rows::kQueryLanes;
       const uint32_t slab = this->query_tile() + piece / 8 * kSlabBytes;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        store_shared(slab + contraction_place(row, piece % 8 * 2 + half), words[i][2 * half],
-                     words[i][2 * half + 1]);
-      }
+      store_shared(slab + contraction_place(row, piece % 8 * 2), words[0], words[1]);
+      store_shared(slab + contraction_place(row, piece % 8 * 2 + 1), words[2], words[3]);
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);
     factor_[0] = factor_[1] = this->p_.factor;
   }
 
-  __device__ void begin_tiles() {}
-  __device__ void take_tile(int tile, bool masked, bool) {
-    const Place keys = place_;
+  // The scores of the first tile.
+  __device__ void begin_tiles() {
+    start_keys(place_, scores_);
+    end_keys(place_, scores_);
     place_.advance();
-    const Place values = place_;
-    place_.advance();
-    acquire(keys);
-    multiply_keys(keys);
-    release(keys);
-    weigh(tile, masked);
-    acquire(values);
+  }
+  // The next tile's scores are computed beside this one's weights; place_ is that of the values.
+  __device__ void take_tile(int tile, bool masked, bool is_last) {
+    if (is_last) {
+      weigh(tile, masked);
+      add_values(place_);
+      place_.advance();
+    } else {
+      float ahead[32];
+      const Place values = place_;
+      place_.advance();
+      start_keys(place_, ahead);
+      weigh(tile, masked);
+      end_keys(place_, ahead);
 #pragma unroll
-    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
-      float products[32];
-      multiply_values(values, slab, products);
-      if (slab == Layout::kSlabs - 1) release(values);
-      this->fold_values(32 * slab, products);
+      for (int i = 0; i < 32; ++i) scores_[i] = ahead[i];
+      add_values(values);
+      place_.advance();
     }
   }
   __device__ void skip_tile() {
@@ -87,20 +89,24 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
     const uint32_t low = static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4);
     return kRest >> 32 << 32 | low;
   }
-  __device__ void multiply_keys(const Place& keys) {
-    wgmma_hold(scores_);
+  __device__ void start_keys(const Place& keys, float (&scores)[32]) {
+    acquire(keys);
+    wgmma_hold(scores);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
       const int at = step / 4 * kSlabBytes + step % 4 * 32;
-      wgmma_scores(scores_, descriptor(this->query_tile(), at), descriptor(slot(keys), at),
+      wgmma_scores(scores, descriptor(this->query_tile(), at), descriptor(slot(keys), at),
                    step > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(scores_);
   }
-  __device__ void multiply_values(const Place& values, int slab, float (&products)[32]) {
+  __device__ void end_keys(const Place& keys, float (&scores)[32]) {
+    wgmma_wait<0>();
+    wgmma_hold(scores);
+    release(keys);
+  }
+  __device__ void start_values(const Place& values, int slab, float (&products)[32]) {
     wgmma_hold(products);
     wgmma_fence();
 #pragma unroll
@@ -109,8 +115,19 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       wgmma_values(products, weights_[step], at, step > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(products);
+  }
+  __device__ void add_values(const Place& values) {
+    acquire(values);
+    float products[Layout::kSlabs][32];
+#pragma unroll
+    for (int slab = 0; slab < Layout::kSlabs; ++slab) start_values(values, slab, products[slab]);
+#pragma unroll
+    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
+      slab + 1 < Layout::kSlabs ? wgmma_wait<Layout::kSlabs - 1>() : wgmma_wait<0>();
+      wgmma_hold(products[slab]);
+      if (slab + 1 == Layout::kSlabs) release(values);
+      this->fold_values(32 * slab, products[slab]);
+    }
   }
 
   // From scores to softmax weights; the chunk's maximum and sums move on.
@@ -146,7 +163,7 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       const float minimum = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
       shift[h] = maximum == -INFINITY ? 0.0f : maximum;
       in_range &= minimum - maximum >= -126.0f;
-      this->fold_maximum(h, tile, masked, maximum);
+      this->fold_maximum(h, maximum);
     }
     if (__all_sync(0xFFFFFFFFu, in_range)) {
       weigh_columns<true>(shift);

@@ -45,9 +45,7 @@ class PrefillRows {
 
   // Starts to copy the warpgroup's queries as they lie. A lane copies what it will read itself.
   __device__ void fetch(const PrefillItem& item) const {
-    // In place: the last item's are no longer used.
-    if constexpr (!Layout::kFetchesAhead) warpgroup_sync(1 + group_);
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kQueryPasses; ++i) {
       const int row = item.first_row + 64 * group_ + query_row(i);
       const bool inside = row <= item.last_row;
@@ -61,19 +59,21 @@ class PrefillRows {
     copy_async_commit();
   }
 
-  // Computes the fetched item's rows, and may fetch the next one's; `write` then stores them.
-  __device__ void run(const PrefillItem& item, const PrefillItem& next) {
+  // Computes the fetched item's rows; `write` then stores them. fetch_next() is called when the
+  // next item's queries may be fetched.
+  template <class FetchNext>
+  __device__ void run(const PrefillItem& item, const FetchNext& fetch_next) {
     auto& consumer = static_cast<Consumer&>(*this);
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
     if (first_row > last_row) {
       copy_async_wait<0>();
-      fetch_ahead(next);
+      fetch_next();
       skip_tiles(item.begin, item.limit);
       return;
     }
     consumer.place_queries();
-    fetch_ahead(next);
+    fetch_next();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       position_[h] = item.position_of(p_, min(row_of(first_row, h), item.last_row));
@@ -94,7 +94,7 @@ class PrefillRows {
       is_last = tile + kTileKeys >= limit;
       consumer.take_tile(tile, tile < whole_begin || tile >= whole_end, is_last);
       if ((tile + kTileKeys) % kChunkKeys == 0 || is_last) {
-        fold_chunk(tile, is_first, is_last);
+        fold_chunk(is_first, is_last);
         is_first = false;
       }
     }
@@ -120,7 +120,7 @@ class PrefillRows {
       }
     }
     __syncwarp();
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < kQueryPasses; ++i) {
       const int row = query_row(i), piece = lane_ % kQueryLanes;
       if (first_row + row > item.last_row) continue;
@@ -148,28 +148,22 @@ class PrefillRows {
            (query_row(pass) * kQueryLanes + lane_ % kQueryLanes) * 16;
   }
 
-  // Whether row h sees any of the positions [begin, end).
-  __device__ bool sees(int h, int begin, int end) const {
-    return position_[h] >= begin && (p_.window == 0 || position_[h] + 1 - p_.window < end);
-  }
   // Which of the lane's 16 columns of `tile` row h sees, a bit each.
   __device__ unsigned seen(int h, int tile) const {
     // Of columns 8 j and 8 j + 1 those before column `end`, counted from the lane's own first one.
     const auto before = [](int end) {
-      const int count = end <= 0 ? 0 : end >= kTileKeys ? 16 : end / 8 * 2 + min(end % 8, 2);
-      return (1u << count) - 1;
+      const int inside = max(0, min(end, kTileKeys));
+      return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
     };
     const int end = position_[h] + 1 - tile - 2 * (lane_ % 4);
     return before(end) & ~(p_.window == 0 ? 0 : before(end - p_.window));
   }
   // Row h's maximum moves on to a tile's.
-  __device__ void fold_maximum(int h, int tile, bool masked, float maximum) {
-    const Fold folding = fold_of(maximum_[h], maximum);
+  __device__ void fold_maximum(int h, float maximum) {
+    const Fold folding = fold_seen(maximum_[h], maximum);
     maximum_[h] = folding.maximum;
     old_weight_[h] = folding.old_weight;
     new_weight_[h] = folding.new_weight;
-    // What a row does not see leaves it as it is: the values are +0, and x × 1 − 0 is x.
-    if (masked && !sees(h, tile, tile + kTileKeys)) new_weight_[h] = -0.0f;
   }
   // The results from register `first` on move on by the tile's own.
   template <int kCount>
@@ -182,6 +176,12 @@ class PrefillRows {
   }
 
  private:
+  // What a row does not see leaves it as it is: the values are +0, and x × 1 − 0 is x.
+  __device__ static Fold fold_seen(float old_maximum, float new_maximum) {
+    Fold folding = fold_of(old_maximum, new_maximum);
+    if (new_maximum == -INFINITY) folding.new_weight = -0.0f;
+    return folding;
+  }
   struct PrefillRow {
     int64_t token;
     int head;
@@ -190,9 +190,6 @@ class PrefillRows {
     const int token = p_.token_of(row);
     return {item.first_token + token, item.head * p_.group + row - token * p_.group};
   }
-  __device__ void fetch_ahead(const PrefillItem& next) const {
-    if (Layout::kFetchesAhead && next.sequence >= 0) fetch(next);
-  }
   // Where the warp's totals lie, and then what it writes: a lane's registers side by side.
   __device__ uint32_t warp_totals() const {
     return base_ + Layout::kTotals + (group_ * 4 + warp_) * (16 * kWidth * 4);
@@ -200,7 +197,7 @@ class PrefillRows {
   // Row h's results by its sum, as division rounds: a quotient within one unit of its last place,
   // and the remainder, which is exact, times the reciprocal (Markstein).
   __device__ void divide(int h) {
-    if (position_[h] < 0) return;  // there are no keys: zeros
+    if (total_sum_[h] == 0) return;  // there are no keys: zeros
     const float sum = total_sum_[h], reciprocal = __frcp_rn(sum);
     bool usual = sum >= 0x1p-60f && sum <= 0x1p60f;
 #pragma unroll
@@ -237,15 +234,14 @@ class PrefillRows {
 #pragma unroll
     for (float& value : out_) value = 0;
   }
-  // The chunk that ends with `tile` into the rows' totals, which lie in shared memory; the last
+  // The chunk into the rows' totals, which lie in shared memory; the last
   // leaves them in out_.
-  __device__ void fold_chunk(int tile, bool is_first, bool is_last) {
+  __device__ void fold_chunk(bool is_first, bool is_last) {
     Fold fold_by[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(sum_[h][0] + sum_[h][1]);
-      fold_by[h] = fold_of(total_maximum_[h], maximum_[h]);
-      if (!sees(h, tile / kChunkKeys * kChunkKeys, tile + kTileKeys)) fold_by[h].new_weight = -0.0f;
+      fold_by[h] = fold_seen(total_maximum_[h], maximum_[h]);
       total_maximum_[h] = fold_by[h].maximum;
       total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
     }
