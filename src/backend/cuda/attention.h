@@ -47,6 +47,9 @@ struct QuantizedRows {
 // chunks once; false: not served.
 void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
+// The same over E4M3 pages, where attention_codes_serve.
+bool attention_decode_codes(Context& context, const AttentionProblem& p,
+                            const ops::KvCacheView& cache);
 // The sequences that do not go by chunks, on Hopper; false: not served.
 bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8);
 // From chunks to rows of the result, and their codes where it can (then asked for).

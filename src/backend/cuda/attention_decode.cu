@@ -24,7 +24,7 @@ struct Slot {
 // `pages` holds the chunk's page numbers, a lane each.
 template <class D, bool kFp8>
 __device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, const float* scales,
-                          const Walk& walk, int pages, int tile, const Slot& slot, int lane) {
+                          const DecodeWalk& walk, int pages, int tile, const Slot& slot, int lane) {
   const int i = lane % kTilePages;
   const int in_chunk = (tile - walk.chunk * kChunkKeys) / kPageKeys + i;
   const int page = __shfl_sync(0xFFFFFFFFu, pages, in_chunk & 31);
@@ -61,7 +61,7 @@ __device__ void clear_values(char* values, float* scales, int first, int lane) {
 
 // The queries of an item and the factors of the lane's two columns.
 template <class D>
-__device__ void load_queries(const AttentionProblem& p, const Walk& walk, int lane,
+__device__ void load_queries(const AttentionProblem& p, const DecodeWalk& walk, int lane,
                              uint32_t (&q)[D::kSteps][2], float (&factor)[2]) {
   const QueryRow row = walk.row(p, lane / 4);
   const Bf16* from = row.sequence < 0 ? nullptr
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   // Keys and values of all warps, then their scales, then the sequences' first items.
   constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
   int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
-  count_items<32 * kWarps>(p, first);
+  count_items<DecodeWalk, 32 * kWarps>(p, first);
   const auto slot_of = [&](int values) {
     const uint32_t index = 2 * warp + values;
     return Slot{base + index * D::kTileBytes, base + kTiles + index * D::kScaleBytes,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
   const int stride = static_cast<int>(gridDim.x) * kWarps;
   const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  Walk load{};
+  DecodeWalk load{};
   bool loading = load.to(p, first, worker, lane);
   int pages = loading ? load.pages(p, lane) : -1, tile_ahead = load.begin;
   const auto load_keys = [&] {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
   auto* const v_scales = reinterpret_cast<float*>(at + (v_slot.scales - base));
   uint32_t parity = 0;
-  Walk walk{};
+  DecodeWalk walk{};
   for (int index = worker; walk.to(p, first, index, lane); index += stride) {
     uint32_t q[D::kSteps][2];
     float factor[2];
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
   char* const at = shared + (base - unaligned);
   constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
   int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
-  count_items<32 * kWarps>(p, first);
+  count_items<DecodeWalk, 32 * kWarps>(p, first);
   const uint32_t index_of_slot = 2 * warp;
   const Slot k_slot{base + index_of_slot * D::kTileBytes,
                     base + kTiles + index_of_slot * D::kScaleBytes,
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
     return reinterpret_cast<float*>(at + 2 * w * D::kTileBytes);
   };
   uint32_t parity = 0;
-  Walk walk{};
+  DecodeWalk walk{};
   for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
        index += static_cast<int>(gridDim.x)) {
     const int pages = walk.pages(p, lane);

@@ -7,6 +7,7 @@
 
 namespace octet::cuda {
 
+using DecodeWalk = Walk<8, Chunks::kAll>;
 inline constexpr int kTilePages = kTileKeys / kPageKeys;
 inline constexpr int kPanelBytes = kTileKeys * 128;  // a tile's keys, 128 bytes of each
 
@@ -290,7 +291,7 @@ struct Decode {
   }
 
   // (maximum, sum) and values of the chunk for the rows that the lane's columns are.
-  __device__ static void write(const AttentionProblem& p, const Walk& walk, int lane,
+  __device__ static void write(const AttentionProblem& p, const DecodeWalk& walk, int lane,
                                const State& state) {
     const int g = lane / 4;
 #pragma unroll
