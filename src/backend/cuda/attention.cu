@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int tile = begin, stage = 0; tile < limit; tile += kTileKeys, stage ^= 1) {
     load(tile + kTileKeys, stage ^ 1);
     copy_async_wait<1>();
+    Tile::template clear_rest<kWarps>(limit - tile, base + stage * Tile::kStageBytes, warp, lane);
     __syncthreads();
     int first[2], last[2];
 #pragma unroll
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     typename Tile::Scores scores;
     Tile::multiply_keys(at, lane, q, scores);
     Tile::weigh(at, lane, first, last, factor, state, scores);
-    Tile::add_values(at, lane, scores, state);
+    Tile::add_values(at, lane, first, last, scores, state);
     if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -175,6 +176,18 @@ void take_chunks(Context& context, AttentionProblem& p, int64_t max_context) {
 }
 
 }  // namespace
+
+bool attention_codes_serve(const Context& context, const AttentionProblem& p,
+                           const ops::KvCacheView& cache) {
+  const auto is_aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  };
+  return cache.k.dtype == DType::kE4M3 && !context.portable() &&
+         (p.keys.width == 64 || p.keys.width == 128) && cache.page_size() % ops::kValueBlock == 0 &&
+         p.group <= kMaxGroup && p.factor > 0 && cache.k.contiguous() && cache.v.contiguous() &&
+         cache.k_scale.contiguous() && cache.v_scale.contiguous() && is_aligned(cache.k.data) &&
+         is_aligned(cache.v.data) && is_aligned(p.q) && p.q_stride % 8 == 0;
+}
 
 void attention(Context& context, const ops::AttentionArgs& args) {
   constexpr std::string_view kOp = "attention";

@@ -43,6 +43,11 @@ struct QuantizedRows {
   bool pow2;
 };
 
+// Whether the class of device/attention_codes.cuh is that of these pages; for decode and prefill
+// alike, whatever the batch.
+bool attention_codes_serve(const Context& context, const AttentionProblem& p,
+                           const ops::KvCacheView& cache);
+
 // The chunks of the sequences with one new token. `decode` is Hopper's, which also reads shared
 // chunks once; false: not served.
 void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);

@@ -331,7 +331,7 @@ bool launch_width(Context& context, const AttentionProblem& p, const ops::KvCach
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
   const int width = p.keys.width;
   const bool fp8 = cache.k.dtype == tensor::DType::kE4M3;
-  if (context.portable() || cache.page_size() != kPageKeys || p.group > 8 ||
+  if (fp8 || context.portable() || cache.page_size() != kPageKeys || p.group > 8 ||
       p.num_sequences > kMaxSequences || !cache.k.contiguous() || !cache.v.contiguous() ||
       (fp8 && !cache.k_scale.contiguous()) || (fp8 && !cache.v_scale.contiguous()) ||
       p.q_stride % 8 != 0 || reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {

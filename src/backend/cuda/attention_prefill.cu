@@ -84,7 +84,7 @@ void launch(Context& context, PrefillProblem& p) {
 bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8) {
   constexpr int64_t kMostRows = int64_t{1} << 27;
   const int width = p.keys.width;
-  if (context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
+  if (fp8 || context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
       int64_t{p.num_tokens} * p.group >= kMostRows || p.group > 32 || p.q_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;

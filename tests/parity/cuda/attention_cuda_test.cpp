@@ -1,6 +1,7 @@
 // Attention against float64, and its rows' independence of everything but their own sequence.
 #include <tuple>
 
+#include "base/error.h"
 #include "parity/cuda/cuda_test.h"
 #include "parity/ops/attention_problem.h"
 
@@ -105,6 +106,7 @@ TEST_F(AttentionCuda, ManyTokensEqualDecoding) {
             {7, 0, 64},
             {8, 100, 128},
             {16, 0, 16}}) {
+        if (cache == DType::kE4M3 && page_size % ops::kValueBlock != 0) continue;
         AttentionProblem p = problem(cache);
         p.kv_heads = 2;
         p.heads = 2 * group;
@@ -236,6 +238,28 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
   }
 }
 
+TEST_F(AttentionCuda, NanReachesWhomItMay) {
+  for (const int64_t width : {32, 64, 80, 128, 256}) {
+    for (const int64_t window : {0, 20}) {
+      for (const int64_t heads : {4, 40}) {
+        AttentionProblem p = problem(DType::kE4M3);
+        p.width = width;
+        p.window = window;
+        p.heads = heads;
+        check_nan_reaches_whom_it_may(gpu(), p);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionCuda, PagesOfCodesHaveWholeBlocks) {
+  AttentionProblem p = problem(DType::kE4M3);
+  p.page_size = 8;
+  std::vector<AttentionSequence> sequences;
+  sequences.push_back(make_sequence(p, 20, 1));
+  EXPECT_THROW(run_attention(gpu(), p, sequences, {whole(sequences)}), Error);
+}
+
 TEST_F(AttentionCuda, NoContextGivesZeros) {
   for (const DType cache : {DType::kBF16, DType::kE4M3}) {
     for (const int64_t heads : {4, 40}) {  // a group of 20 takes the other kernel
@@ -352,6 +376,8 @@ TEST_F(AttentionCuda, AppendsTheOraclesBytes) {
     sequences.push_back(make_sequence(p, 37, 1));
     sequences[0].k = Array(p.dtype, Shape{37, p.kv_heads, p.width},
                            hostile_values(37 * p.kv_heads * p.width, 3));
+    sequences[0].v = Array(p.dtype, Shape{37, p.kv_heads, p.width},
+                           hostile_values(37 * p.kv_heads * p.width, 4));
     const AttentionRun a = run_attention(cpu(), p, sequences, {whole(sequences)});
     const AttentionRun b = run_attention(gpu(), p, sequences, {whole(sequences)});
     const auto bytes = [](const TensorView& view) {
@@ -360,8 +386,8 @@ TEST_F(AttentionCuda, AppendsTheOraclesBytes) {
     EXPECT_TRUE(bytes(a.cache.view().k) == bytes(b.cache.view().k)) << tensor::dtype_name(cache);
     EXPECT_TRUE(bytes(a.cache.view().v) == bytes(b.cache.view().v)) << tensor::dtype_name(cache);
     if (cache == DType::kE4M3) {
-      EXPECT_TRUE(bytes(a.cache.view().k_scale) == bytes(b.cache.view().k_scale))
-          << tensor::dtype_name(cache);
+      EXPECT_TRUE(bytes(a.cache.view().k_scale) == bytes(b.cache.view().k_scale));
+      EXPECT_TRUE(bytes(a.cache.view().v_scale) == bytes(b.cache.view().v_scale));
     }
   }
 }
