@@ -48,12 +48,11 @@ struct QuantizedRows {
 bool attention_codes_serve(const Context& context, const AttentionProblem& p,
                            const ops::KvCacheView& cache);
 
-// The chunks of the sequences with one new token. `decode` is Hopper's, which also reads shared
-// chunks once; false: not served.
+// The chunks of the sequences with one new token. `decode` is Hopper's over BF16 pages (false: not
+// served), `decode_codes` serves where attention_codes_serve; both also read shared chunks once.
 void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
-// The same over E4M3 pages, where attention_codes_serve.
-bool attention_decode_codes(Context& context, const AttentionProblem& p,
+void attention_decode_codes(Context& context, const AttentionProblem& p,
                             const ops::KvCacheView& cache);
 // The sequences that do not go by chunks, on Hopper; false: not served.
 bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8);

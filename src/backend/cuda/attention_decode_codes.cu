@@ -252,13 +252,15 @@ void launch_width(Context& context, const AttentionProblem& all, const CUtensorM
 
 }  // namespace
 
-bool attention_decode_codes(Context& context, const AttentionProblem& p,
+void attention_decode_codes(Context& context, const AttentionProblem& p,
                             const ops::KvCacheView& cache) {
   CUtensorMap k_map;
   const int64_t rows = cache.k.shape[0] * cache.num_heads() * cache.page_size();
-  if (!make_tensor_map(k_map, cache.k.data, p.keys.width, rows)) return false;
+  if (!make_tensor_map(k_map, cache.k.data, p.keys.width, rows)) {
+    fail("attention", "the driver makes no tensor map of {} keys of {} bytes; update it", rows,
+         p.keys.width);
+  }
   p.keys.width == 128 ? launch_width<128>(context, p, k_map) : launch_width<64>(context, p, k_map);
-  return true;
 }
 
 }  // namespace octet::cuda
