@@ -18,7 +18,8 @@ namespace {
 
 constexpr int kMaxSequences = 1024;  // of a launch
 constexpr int kConsumers = 512;      // threads: a warpgroup to each tile of a chunk
-constexpr int kLoader = kConsumers / 32, kFirstQueryWarp = kLoader + 1;
+constexpr int kLoaders = 2;          // warps: it takes a warp long to ask for one copy
+constexpr int kFirstLoader = kConsumers / 32, kFirstQueryWarp = kFirstLoader + kLoaders;
 constexpr int kBlockKeys = static_cast<int>(ops::kValueBlock);
 
 template <int kWidth, int kRows, Chunks kChunks>
@@ -27,7 +28,7 @@ struct Roles {
   using Walk = octet::cuda::Walk<kRows, kChunks>;
   static constexpr int kStages = kRows <= 8 ? 3 : 2;
   static constexpr int kQueryWarps = kRows <= 8 ? 1 : 2;
-  static constexpr int kThreads = kConsumers + 32 + 32 * kQueryWarps;
+  static constexpr int kThreads = kConsumers + 32 * (kLoaders + kQueryWarps);
   static constexpr int kSharedBytes =
       1024 + kStages * Codes::kStageBytes + (kMaxSequences + 1) * static_cast<int>(sizeof(int));
 
@@ -35,42 +36,64 @@ struct Roles {
   char* stages;
   uint32_t full, empty;  // barriers, 8 bytes for each stage
   const int* first;      // the sequences' first items
+  bool follows;          // as the kernel's
 
+  __device__ void begin() const { follows ? let_successor() : await_predecessor(); }
   __device__ char* stage(int slot) const { return stages + slot * Codes::kStageBytes; }
 
-  // One warp asks for the keys, values and scales of chunk after chunk, a lane for each block.
+  // Warps ask for the keys, values and scales of chunk after chunk, for their share of its blocks.
   __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, block = lane % (kChunkKeys / kBlockKeys);
+    constexpr int kBlocks = kChunkKeys / kBlockKeys, kShare = kBlocks / kLoaders;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int loader = static_cast<int>(threadIdx.x) / 32 - kFirstLoader;
     RingPlace<kStages> place;
     Walk walk{};
     for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
          index += static_cast<int>(gridDim.x)) {
+      // A lane finds the row in the cache with which a block begins.
       const int chunk_begin = walk.chunk * kChunkKeys;
-      const int position = chunk_begin + block * kBlockKeys, table = position >> p.keys.page_shift;
+      const int position = chunk_begin + lane % kBlocks * kBlockKeys;
+      const int table = position >> p.keys.page_shift;
       const bool inside = position >= walk.begin && position < walk.end && table < p.keys.max_pages;
       const int page = inside ? p.keys.pages[walk.sequence * p.table_stride + table] : -1;
-      const bool valid = page >= 0 && page < p.keys.num_pages;
-      const uint32_t blocks = __ballot_sync(0xFFFFFFFFu, valid) & 0xFFFFu;
+      const uint32_t blocks =
+          __ballot_sync(0xFFFFFFFFu, page >= 0 && page < p.keys.num_pages) & ((1u << kBlocks) - 1);
       const int row = ((page * p.keys.heads + walk.head) << p.keys.page_shift) +
                       (position & ((1 << p.keys.page_shift) - 1));
+      if (index == static_cast<int>(blockIdx.x)) begin();
       barrier_wait(empty + 8 * place.slot, place.parity ^ 1);
       const uint32_t to = base + place.slot * Codes::kStageBytes, barrier = full + 8 * place.slot;
       if (lane == 0) {
-        *reinterpret_cast<CodesChunk*>(stage(place.slot) + Codes::kChunk) = {
-            max(walk.first_key - chunk_begin, 0), walk.end - chunk_begin, blocks};
-        barrier_expect(barrier, __popc(blocks) * (2 * Codes::kBlockBytes + 2 * kBlockKeys * 4));
+        if (loader == 0) {
+          *reinterpret_cast<CodesChunk*>(stage(place.slot) + Codes::kChunk) = {
+              max(walk.first_key - chunk_begin, 0), walk.end - chunk_begin, blocks};
+        }
+        const uint32_t own = blocks >> loader * kShare & ((1u << kShare) - 1);
+        barrier_expect(barrier, __popc(own) * 2 * Codes::kBlockBytes);
       }
       __syncwarp();
-      if (valid && lane < kChunkKeys / kBlockKeys) {
-        bulk_copy_box(to + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, row, barrier);
-        bulk_copy(to + Codes::kValues + block * Codes::kBlockBytes,
-                  p.keys.v + int64_t{row} * kWidth, Codes::kBlockBytes, barrier);
-      } else if (valid) {
-        bulk_copy(to + Codes::kKeyScales + block * kBlockKeys * 4, p.keys.k_scales + row,
-                  kBlockKeys * 4, barrier);
-        bulk_copy(to + Codes::kValueScales + block * kBlockKeys * 4, p.keys.v_scales + row,
-                  kBlockKeys * 4, barrier);
+      {
+        const int block = loader * kShare + lane % kShare;
+        const int from = __shfl_sync(0xFFFFFFFFu, row, block);
+        const bool valid = lane < 2 * kShare && (blocks >> block & 1u) != 0;
+        if (valid && lane < kShare) {
+          bulk_copy_box(to + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, from, barrier);
+        } else if (valid) {
+          bulk_copy(to + Codes::kValues + block * Codes::kBlockBytes,
+                    p.keys.v + int64_t{from} * kWidth, Codes::kBlockBytes, barrier);
+        }
       }
+      // Of the scales a lane takes four keys'.
+#pragma unroll
+      for (int i = 0; i < 4 * kShare; i += 32) {
+        const int block = loader * kShare + (i + lane) / 4, part = lane % 4 * 4;
+        const int from = __shfl_sync(0xFFFFFFFFu, row, block) + part;
+        if ((blocks >> block & 1u) == 0 || i + lane >= 4 * kShare) continue;
+        const uint32_t at = to + (block * kBlockKeys + part) * 4;
+        copy_async_16(at + Codes::kKeyScales, p.keys.k_scales + from, true);
+        copy_async_16(at + Codes::kValueScales, p.keys.v_scales + from, true);
+      }
+      barrier_arrive_after_copies(barrier);
       place.advance();
     }
   }
@@ -88,6 +111,7 @@ struct Roles {
     Walk walk{};
     for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
          index += static_cast<int>(gridDim.x)) {
+      if (index == static_cast<int>(blockIdx.x)) begin();
       uint4 words[kPasses][2];
       int64_t targets[kPasses];
 #pragma unroll
@@ -155,12 +179,13 @@ struct Roles {
     const int thread = static_cast<int>(threadIdx.x), tile = thread / 128;
     const int num_items = first[p.num_sequences] * p.keys.heads;
     RingPlace<kStages> place;
+    begin();
     for (int index = static_cast<int>(blockIdx.x); index < num_items;
          index += static_cast<int>(gridDim.x)) {
       char* const at = stage(place.slot);
       barrier_wait(full + 8 * place.slot, place.parity);
       const CodesChunk chunk = *reinterpret_cast<const CodesChunk*>(at + Codes::kChunk);
-      if (tile >= chunk.first_tile() && tile < chunk.end_tile()) {
+      if (chunk.has(tile)) {
         Codes::attend(at, base + place.slot * Codes::kStageBytes, chunk, tile, 1 + tile);
       }
       asm volatile("bar.sync 5, %0;" ::"n"(kConsumers) : "memory");
@@ -186,21 +211,20 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows, kChunks>::kThreads, 1)
   char* const stages = shared + (base - unaligned);
   int* const first = reinterpret_cast<int*>(stages + R::kStages * R::Codes::kStageBytes);
   count_items<typename R::Walk, R::kThreads>(p, first);
-  const R roles{base, stages, shared_address(barriers), shared_address(barriers + R::kStages),
-                first};
+  const R roles{base,  stages, shared_address(barriers), shared_address(barriers + R::kStages),
+                first, follows};
   if (threadIdx.x == 0) {
     for (int i = 0; i < R::kStages; ++i) {
-      barrier_init(roles.full + 8 * i, 1 + R::kQueryWarps);
+      barrier_init(roles.full + 8 * i, 33 * kLoaders + R::kQueryWarps);
       barrier_init(roles.empty + 8 * i, kConsumers / 32);
     }
     barrier_fence_init();
   }
   __syncthreads();
-  follows ? let_successor() : await_predecessor();
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp < kLoader) {
+  if (warp < kFirstLoader) {
     roles.consume(p);
-  } else if (warp == kLoader) {
+  } else if (warp < kFirstQueryWarp) {
     roles.load(p, &k_map);
   } else {
     roles.bring_queries(p);

@@ -25,8 +25,9 @@ struct CodesChunk {
   __device__ bool sees(int key) const {
     return key >= first && key < end && (blocks >> key / 16 & 1u) != 0;
   }
-  __device__ int first_tile() const { return first / kTileKeys; }
-  __device__ int end_tile() const { return (end + kTileKeys - 1) / kTileKeys; }
+  __device__ bool has(int tile) const {
+    return first < (tile + 1) * kTileKeys && end > tile * kTileKeys;
+  }
 };
 
 template <int kWidth, int kRows>
@@ -238,43 +239,59 @@ struct DecodeCodes {
     return fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w)) * factor;
   }
 
+  // How a row's tiles fold into its chunk, in order.
+  struct RowFolds {
+    Fold of[kTiles];
+    __device__ RowFolds(const char* stage, const CodesChunk& chunk, int row) {
+      const float factor = reinterpret_cast<const float*>(stage + kFactors)[row];
+      float maximum = -INFINITY;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        of[tile] =
+            fold_of(maximum, chunk.has(tile) ? tile_maximum(stage, tile, row, factor) : -INFINITY);
+        maximum = of[tile].maximum;
+      }
+    }
+  };
+
   // Folds the tiles' states into the chunk's, by kThreads threads.
   template <int kThreads>
   __device__ static void fold_tiles(const char* stage, const CodesChunk& chunk, float2* chunk_stats,
                                     float* chunk_values, int thread) {
     const auto* targets = reinterpret_cast<const int64_t*>(stage + kTargets);
-    const auto* factors = reinterpret_cast<const float*>(stage + kFactors);
     static_assert(kRows * 8 <= kThreads);
     if (thread < kRows * 8) {
       const int row = thread / 8;
-      float maximum = -INFINITY, sum = 0;
-      for (int tile = chunk.first_tile(); tile < chunk.end_tile(); ++tile) {
-        const auto* p =
-            reinterpret_cast<const float*>(stage + kSums) + tile * 4 * kRows * 8 + thread;
-        const Fold f = fold_of(maximum, tile_maximum(stage, tile, row, factors[row]));
-        maximum = f.maximum;
-        sum = fold(f, sum, (p[0] + p[kRows * 8]) + (p[2 * kRows * 8] + p[3 * kRows * 8]));
+      const RowFolds folds(stage, chunk, row);
+      const auto* p = reinterpret_cast<const float*>(stage + kSums) + thread;
+      float sum = 0;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile, p += 4 * kRows * 8) {
+        if (!chunk.has(tile)) continue;
+        sum = fold(folds.of[tile], sum,
+                   (p[0] + p[kRows * 8]) + (p[2 * kRows * 8] + p[3 * kRows * 8]));
       }
 #pragma unroll
       for (int offset = 1; offset < 8; offset *= 2) {
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
       }
       if (thread % 8 == 0 && targets[row] >= 0) {
-        chunk_stats[targets[row]] = make_float2(maximum, sum);
+        chunk_stats[targets[row]] = make_float2(folds.of[kTiles - 1].maximum, sum);
       }
     }
     constexpr int kElements = kRows * kWidth >= 4 * kThreads ? 4 : 1;  // of a thread at once
     for (int i = thread * kElements; i < kRows * kWidth; i += kThreads * kElements) {
       const int row = i / kWidth, element = i % kWidth;
       if (targets[row] < 0) continue;
-      float maximum = -INFINITY, out[kElements] = {};
-      for (int tile = chunk.first_tile(); tile < chunk.end_tile(); ++tile) {
-        const Fold f = fold_of(maximum, tile_maximum(stage, tile, row, factors[row]));
-        maximum = f.maximum;
+      const RowFolds folds(stage, chunk, row);
+      float out[kElements] = {};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (!chunk.has(tile)) continue;
         float values[kElements];
         load_vector(reinterpret_cast<const float*>(stage + result_at(tile, row, element)), values);
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) out[e] = fold(f, out[e], values[e]);
+        for (int e = 0; e < kElements; ++e) out[e] = fold(folds.of[tile], out[e], values[e]);
       }
       store_vector(out, chunk_values + targets[row] * kWidth + element);
     }
