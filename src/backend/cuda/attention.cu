@@ -262,7 +262,11 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
   if (p.chunked) {
     take_chunks(context, p, args.batch.max_context);
-    if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
+    if (attention_codes_serve(context, p, args.cache)) {
+      attention_decode_codes(context, p, args.cache);
+    } else if (!attention_decode(context, p, args.cache)) {
+      attention_chunks(context, p, fp8);
+    }
     attention_fold(context, p, quantized);
   }
   if (!all_chunked && attention_codes_serve(context, p, args.cache)) {

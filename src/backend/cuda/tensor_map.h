@@ -1,4 +1,4 @@
-// Descriptions of memory for the tensor memory accelerator (device/bulk_copy.cuh).
+// What the tensor memory accelerator copies from: a matrix in device memory.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,8 @@
 
 namespace octet::cuda {
 
-// A matrix of `rows` rows of `row_bytes`, one behind the other from a multiple of 16 on, in boxes
-// of `box_rows` rows and `box_bytes` (64 or 128), which is how they are swizzled too. An Error
-// where the driver cannot.
-CUtensorMap make_tensor_map(const void* data, int64_t row_bytes, int64_t rows, int box_bytes,
-                            int box_rows);
+// A matrix of `rows` rows of `row_bytes` (64 or more), in boxes of 16 rows and at most 128 bytes,
+// which are swizzled as wide as they are. False: the driver or the matrix does not allow it.
+bool make_tensor_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t rows);
 
 }  // namespace octet::cuda
