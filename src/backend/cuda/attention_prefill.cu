@@ -12,9 +12,9 @@
 namespace octet::cuda {
 namespace {
 
-// Of a thread; 168 at the start of three warpgroups.
+// Of a thread; 128 at the start of four warpgroups.
 constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kConsumerRegisters = 152;
 
 template <int kWidth>
 __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)

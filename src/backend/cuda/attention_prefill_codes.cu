@@ -6,7 +6,7 @@
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/prefill_codes.cuh"
+#include "backend/cuda/device/prefill_codes_consumer.cuh"
 #include "backend/cuda/tensor_map.h"
 
 namespace octet::cuda {
@@ -88,14 +88,14 @@ void attention_prefill_codes(Context& context, const AttentionProblem& p,
   static const char* variant_name = std::getenv("OCTET_PREFILL_VARIANT");
   const int variant = variant_name == nullptr ? 0 : std::atoi(variant_name);
   if (p.keys.width == 64) {
-    if (variant == 0)
-      launch<CodesLayout<64, 2, 32, true>>(context, problem, cache);
-    else
-      launch<CodesLayout<64, 3, 64, false>>(context, problem, cache);
+    variant % 2 == 0 ? launch<CodesLayout<64, true, 64>>(context, problem, cache)
+                     : launch<CodesLayout<64, false, 64>>(context, problem, cache);
   } else if (variant == 0) {
-    launch<CodesLayout<128, 2, 32, true>>(context, problem, cache);
+    launch<CodesLayout<128, true, 64>>(context, problem, cache);
   } else if (variant == 1) {
-    launch<CodesLayout<128, 2, 64, false>>(context, problem, cache);
+    launch<CodesLayout<128, false, 32>>(context, problem, cache);
+  } else if (variant == 2) {
+    launch<CodesLayout<128, true, 32>>(context, problem, cache);
   }
 }
 

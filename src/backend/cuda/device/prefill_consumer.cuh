@@ -37,30 +37,19 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
     factor_[0] = factor_[1] = this->p_.factor;
   }
 
-  // The scores of the first tile.
-  __device__ void begin_tiles() {
-    start_keys(place_, scores_);
-    end_keys(place_, scores_);
+  __device__ void take_tile(int tile, bool masked) {
+    multiply_keys(place_);
     place_.advance();
-  }
-  // The next tile's scores are computed beside this one's weights; place_ is that of the values.
-  __device__ void take_tile(int tile, bool masked, bool is_last) {
-    if (is_last) {
-      weigh(tile, masked);
-      add_values(place_);
-      place_.advance();
-    } else {
-      float ahead[32];
-      const Place values = place_;
-      place_.advance();
-      start_keys(place_, ahead);
-      weigh(tile, masked);
-      end_keys(place_, ahead);
+    weigh(tile, masked);
+    acquire(place_);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) scores_[i] = ahead[i];
-      add_values(values);
-      place_.advance();
+    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
+      float products[32];
+      multiply_values(place_, slab, products);
+      if (slab + 1 == Layout::kSlabs) release(place_);
+      this->fold_values(32 * slab, products);
     }
+    place_.advance();
   }
   __device__ void skip_tile() {
     for (int i = 0; i < 2; ++i) {
@@ -89,24 +78,22 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
     const uint32_t low = static_cast<uint32_t>(kRest) + (from >> 4) + (offset >> 4);
     return kRest >> 32 << 32 | low;
   }
-  __device__ void start_keys(const Place& keys, float (&scores)[32]) {
+  __device__ void multiply_keys(const Place& keys) {
     acquire(keys);
-    wgmma_hold(scores);
+    wgmma_hold(scores_);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
       const int at = step / 4 * kSlabBytes + step % 4 * 32;
-      wgmma_scores(scores, descriptor(this->query_tile(), at), descriptor(slot(keys), at),
+      wgmma_scores(scores_, descriptor(this->query_tile(), at), descriptor(slot(keys), at),
                    step > 0);
     }
     wgmma_commit();
-  }
-  __device__ void end_keys(const Place& keys, float (&scores)[32]) {
     wgmma_wait<0>();
-    wgmma_hold(scores);
+    wgmma_hold(scores_);
     release(keys);
   }
-  __device__ void start_values(const Place& values, int slab, float (&products)[32]) {
+  __device__ void multiply_values(const Place& values, int slab, float (&products)[32]) {
     wgmma_hold(products);
     wgmma_fence();
 #pragma unroll
@@ -115,19 +102,8 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       wgmma_values(products, weights_[step], at, step > 0);
     }
     wgmma_commit();
-  }
-  __device__ void add_values(const Place& values) {
-    acquire(values);
-    float products[Layout::kSlabs][32];
-#pragma unroll
-    for (int slab = 0; slab < Layout::kSlabs; ++slab) start_values(values, slab, products[slab]);
-#pragma unroll
-    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
-      slab + 1 < Layout::kSlabs ? wgmma_wait<Layout::kSlabs - 1>() : wgmma_wait<0>();
-      wgmma_hold(products[slab]);
-      if (slab + 1 == Layout::kSlabs) release(values);
-      this->fold_values(32 * slab, products[slab]);
-    }
+    wgmma_wait<0>();
+    wgmma_hold(products);
   }
 
   // From scores to softmax weights; the chunk's maximum and sums move on.

@@ -90,18 +90,17 @@ class PrefillPages {
 template <int kHeadWidth>
 struct PrefillLayout {
   static constexpr int kWidth = kHeadWidth;
-  static constexpr int kConsumers = 2;           // warpgroups of a block; a third one produces
+  static constexpr int kConsumers = 3;           // warpgroups of a block; a fourth one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
   static constexpr int kSlabs = kWidth / 64;
   static constexpr int kTileBytes = kSlabs * kSlabBytes;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kSlots = 6;  // of the ring: keys and values in turn
+  static constexpr int kSlots = 4;  // of the ring: keys and values in turn
   static constexpr int kItemSlots = 8;
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
-  static constexpr int kFetched = kQueries + kConsumers * kTileBytes;
-  static constexpr int kTotals = kFetched + kConsumers * kTileBytes;  // rows' results so far
+  static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
   static constexpr int kItems = kTotals + kRows * kWidth * 4;
   static constexpr int kFull = kItems + kItemSlots * 32;
   static constexpr int kEmpty = kFull + kSlots * 8;
@@ -144,10 +143,11 @@ class PrefillSchedule {
     return (p.num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads;
   }
 
-  // The next item of the block; with `next` it becomes the current one.
-  __device__ PrefillItem peek() const {
+  // The next item of the block.
+  __device__ PrefillItem next() {
     const int slot = turn_ % Layout::kItemSlots;
     barrier_wait(full(slot), turn_ / Layout::kItemSlots % 2);
+    ++turn_;
     PrefillItem item = *at(slot);
     item.begin = uniform(item.begin);
     item.limit = uniform(item.limit);
@@ -155,24 +155,17 @@ class PrefillSchedule {
     item.last_row = uniform(item.last_row);
     return item;
   }
-  __device__ PrefillItem next() {
-    const PrefillItem item = peek();
-    ++turn_;
-    return item;
-  }
-  // The role of a consumer: all items.
+  // The role of a consumer.
   template <class Consumer>
   __device__ void consume(Consumer& consumer) {
-    const auto fetch_next = [&] {
-      const PrefillItem item = peek();
+    PrefillItem item = next();
+    if (item.sequence >= 0) consumer.fetch(item);
+    while (item.sequence >= 0) {
+      consumer.run(item);
+      const PrefillItem done = item;
+      item = next();
       if (item.sequence >= 0) consumer.fetch(item);
-    };
-    fetch_next();
-    for (;;) {
-      const PrefillItem item = next();
-      if (item.sequence < 0) break;
-      consumer.run(item, fetch_next);
-      consumer.write(item);
+      consumer.write(done);
     }
   }
   // Makes an item next, by one warp, once for each that it has taken. Nobody is kItemSlots behind

@@ -43,7 +43,8 @@ class PrefillRows {
         warp_(threadIdx.x % 128 / 32),
         lane_(threadIdx.x % 32) {}
 
-  // Starts to copy the warpgroup's queries as they lie. A lane copies what it will read itself.
+  // Starts to copy the warp's queries as they lie, beside what `write` has. A lane copies what it
+  // will read itself.
   __device__ void fetch(const PrefillItem& item) const {
 #pragma unroll 1
     for (int i = 0; i < kQueryPasses; ++i) {
@@ -59,21 +60,17 @@ class PrefillRows {
     copy_async_commit();
   }
 
-  // Computes the fetched item's rows; `write` then stores them. fetch_next() is called when the
-  // next item's queries may be fetched.
-  template <class FetchNext>
-  __device__ void run(const PrefillItem& item, const FetchNext& fetch_next) {
+  // Computes the fetched item's rows; `write` then stores them.
+  __device__ void run(const PrefillItem& item) {
     auto& consumer = static_cast<Consumer&>(*this);
     const int first_row = item.first_row + 64 * group_;
     const int last_row = min(first_row + 63, item.last_row);
     if (first_row > last_row) {
       copy_async_wait<0>();
-      fetch_next();
       skip_tiles(item.begin, item.limit);
       return;
     }
     consumer.place_queries();
-    fetch_next();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       position_[h] = item.position_of(p_, min(row_of(first_row, h), item.last_row));
@@ -87,12 +84,11 @@ class PrefillRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) total_maximum_[h] = -INFINITY, total_sum_[h] = 0;
     clear();
-    if (tile < limit) consumer.begin_tiles();
     bool is_first = true;  // of the chunks
 #pragma unroll 1
-    for (bool is_last = tile >= limit; !is_last; tile += kTileKeys) {
-      is_last = tile + kTileKeys >= limit;
-      consumer.take_tile(tile, tile < whole_begin || tile >= whole_end, is_last);
+    for (; tile < limit; tile += kTileKeys) {
+      const bool is_last = tile + kTileKeys >= limit;
+      consumer.take_tile(tile, tile < whole_begin || tile >= whole_end);
       if ((tile + kTileKeys) % kChunkKeys == 0 || is_last) {
         fold_chunk(is_first, is_last);
         is_first = false;
@@ -137,6 +133,10 @@ class PrefillRows {
   __device__ uint32_t query_tile() const {
     return base_ + Layout::kQueries + group_ * (64 * kWidth * 2);
   }
+  // Where the warp's totals lie, or, between two items, what it writes and then what it fetches.
+  __device__ uint32_t warp_totals() const {
+    return base_ + Layout::kTotals + (group_ * 4 + warp_) * (16 * kWidth * 4);
+  }
   __device__ int row_of(int first_row, int h) const {
     return first_row + warp_ * 16 + lane_ / 4 + 8 * h;
   }
@@ -144,8 +144,7 @@ class PrefillRows {
     return warp_ * 16 + pass * (32 / kQueryLanes) + lane_ / kQueryLanes;
   }
   __device__ uint32_t fetched_query(int pass) const {
-    return base_ + Layout::kFetched + group_ * (64 * kWidth * 2) +
-           (query_row(pass) * kQueryLanes + lane_ % kQueryLanes) * 16;
+    return warp_totals() + 16 * kWidth * 2 + (pass * 32 + lane_) * 16;
   }
 
   // Which of the lane's 16 columns of `tile` row h sees, a bit each.
@@ -189,10 +188,6 @@ class PrefillRows {
   __device__ PrefillRow row_at(const PrefillItem& item, int row) const {
     const int token = p_.token_of(row);
     return {item.first_token + token, item.head * p_.group + row - token * p_.group};
-  }
-  // Where the warp's totals lie, and then what it writes: a lane's registers side by side.
-  __device__ uint32_t warp_totals() const {
-    return base_ + Layout::kTotals + (group_ * 4 + warp_) * (16 * kWidth * 4);
   }
   // Row h's results by its sum, as division rounds: a quotient within one unit of its last place,
   // and the remainder, which is exact, times the reciprocal (Markstein).
