@@ -41,7 +41,7 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
 
   __device__ void take_tile(int tile, bool masked) {
     multiply_keys();
-    masked ? weigh<true>(tile) : weigh<false>(tile);
+    weigh(tile, masked);
 #pragma unroll
     for (int slab = 0; slab < kWidth / Layout::kSlabColumns; ++slab) {
       float values[Layout::kSlabColumns / 2];
@@ -111,7 +111,7 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
     constexpr uint32_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
     return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
   }
-  // The queries' terms and the tile's keys.
+  // Scores: the queries' terms by the tile's keys and their scales.
   __device__ void multiply_keys() {
     barrier_wait(base_ + Layout::kKeysHere + 8 * place_.slot, place_.parity);
     const auto multiply = [&](float(&products)[32], int term, bool add) {
@@ -123,12 +123,14 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
             descriptor<kWidth>(base_ + stage(), Layout::kKeys + step * 32), add || step > 0);
       }
     };
+    float2 scales[8];
     wgmma_hold(scores_);
     if constexpr (Layout::kJoined) {
       wgmma_fence();
       multiply(scores_, 1, false);
       multiply(scores_, 0, true);
       wgmma_commit();
+      load_scales(Layout::kKeyScales, scales);
       wgmma_wait<0>();
       wgmma_hold(scores_);
     } else {
@@ -138,12 +140,24 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
       multiply(scores_, 0, false);
       multiply(low, 1, false);
       wgmma_commit();
+      load_scales(Layout::kKeyScales, scales);
       wgmma_wait<0>();
       wgmma_hold(scores_);
       wgmma_hold(low);
 #pragma unroll
       for (int i = 0; i < 32; ++i) scores_[i] += low[i];
     }
+    scale_scores(scales);
+  }
+  // Those of the lane's columns.
+  __device__ void load_scales(int offset, float2 (&scales)[8]) const {
+    const float* from = stage_floats(offset) + 2 * (lane_ % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) scales[j] = *reinterpret_cast<const float2*>(from + 8 * j);
+  }
+  __device__ void scale_scores(const float2 (&scales)[8]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) scores_[i] *= i % 2 == 0 ? scales[i / 4].x : scales[i / 4].y;
   }
   // The weights' terms and the tile's values.
   __device__ void multiply_values(int slab, float (&values)[Layout::kSlabColumns / 2]) {
@@ -180,30 +194,21 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
 
   // From scores to the terms of the weights; the chunk's maximum and sums move on. Waits for the
   // values.
-  template <bool kMasked>
-  __device__ void weigh(int tile) {
-    const int t = lane_ % 4;
-    const auto column = [](int i) { return i / 2 * 8 + i % 2; };  // of a row's i-th score
-    [[maybe_unused]] unsigned seen[2];
+  __device__ void weigh(int tile, bool masked) {
     const auto score = [&](int h, int i) -> float& { return scores_[i / 2 * 4 + 2 * h + i % 2]; };
-    {
-      const float* scales = stage_floats(Layout::kKeyScales) + 2 * t;
+    unsigned seen[2];
+    if (masked) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores_[4 * j + e] *= e % 2 == 0 ? scale.x : scale.y;
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (kMasked) {
+      for (int h = 0; h < 2; ++h) {
         seen[h] = this->seen(h, tile);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           if ((seen[h] >> i & 1) == 0) score(h, i) = -INFINITY;
         }
       }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
       float largest[4];  // side by side, lest each waits for the one before
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
@@ -212,7 +217,7 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
       const float maximum = factor_[h] * quad_max(fmaxf(fmaxf(largest[0], largest[1]),
                                                         fmaxf(largest[2], largest[3])));
       this->fold_maximum(h, maximum);
-      const float shift = kMasked && maximum == -INFINITY ? 0.0f : -maximum;
+      const float shift = maximum == -INFINITY ? 0.0f : -maximum;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         score(h, i) = exp2_flushing(fmaf(score(h, i), factor_[h], shift));
@@ -225,37 +230,30 @@ class CodesConsumer : public PrefillRows<CodesConsumer<Layout>, Layout> {
       }
     }
     barrier_wait(base_ + Layout::kValuesReady + 8 * place_.slot, place_.parity);
-    const float* scales =
-        stage_floats(kMasked ? Layout::kValueScales : Layout::kReadyScales) + 2 * t;
-    if constexpr (kMasked) {
+    float2 scales[8];
+    if (masked) {
+      load_scales(Layout::kValueScales, scales);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float own[16], largest = 0;  // scales, 0 for keys that the row does not see
-        // From anew, which is sooner tested than 32 predicates are kept.
-        seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
-          own[2 * j] = (seen[h] >> 2 * j & 1) != 0 ? scale.x : 0.0f;
-          own[2 * j + 1] = (seen[h] >> 2 * j & 2) != 0 ? scale.y : 0.0f;
-          largest = fmaxf(largest, fmaxf(own[2 * j], own[2 * j + 1]));
+        for (int i = 0; i < 16; ++i) {
+          const float scale = i % 2 == 0 ? scales[i / 2].x : scales[i / 2].y;
+          own[i] = (seen[h] >> i & 1) != 0 ? scale : 0.0f;
+          largest = fmaxf(largest, own[i]);
         }
         const int power = value_power(quad_max(largest));
         const float up = power_of_two(-power);
 #pragma unroll
         for (int i = 0; i < 16; ++i) score(h, i) *= own[i] * up;
-        this->new_weight_[h] *= power_of_two(power);
+        new_weight_[h] *= power_of_two(power);
       }
     } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 scale = *reinterpret_cast<const float2*>(scales + 8 * j);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scores_[4 * j + e] *= e % 2 == 0 ? scale.x : scale.y;
-      }
+      load_scales(Layout::kReadyScales, scales);
+      scale_scores(scales);
       const float down = *stage_floats(Layout::kPower);
-      this->new_weight_[0] *= down;
-      this->new_weight_[1] *= down;
+      new_weight_[0] *= down;
+      new_weight_[1] *= down;
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {

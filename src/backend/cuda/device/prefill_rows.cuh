@@ -101,13 +101,14 @@ class PrefillRows {
     const int first_row = item.first_row + 64 * group_;
     // The warp's rows as BF16, 16-byte piece c of row r at c ^ (r % 8); then they go by pieces.
     const uint32_t staged = warp_totals();
+    const uint32_t own = staged + lane_ / 4 * (2 * kWidth) + lane_ % 4 * 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = lane_ / 4 + 8 * h;
       divide(h);
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
-        store_shared(staged + row * (2 * kWidth) + ((j ^ row % 8) << 4) + lane_ % 4 * 4,
+        const int piece = j / 8 * 8 + (j % 8 ^ lane_ / 4);
+        store_shared(own + piece * 16 + h * (16 * kWidth),
                      pack_bf16(out_[4 * j + 2 * h], out_[4 * j + 2 * h + 1]));
       }
       if (lane_ % 4 == 0 && row_of(first_row, h) <= item.last_row) {
