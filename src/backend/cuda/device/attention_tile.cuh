@@ -5,8 +5,7 @@
 //   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
 //   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order
 //   BF16:  value = an FP32 chain over the tile's keys of bf16(p) × v
-//   FP8:   weight = p × value scale; up = the power of two that brings the row's largest weight
-//   into
+//   FP8:   weight = p × value scale; up = the power of two that brings the row's largest one into
 //          [1, 2); value = 1 / up × a chain over fp16(weight × up) × v
 //   a key that the row does not see has p = 0 and weight 0, whatever its scales
 //   fold of two states: M = max; old × 2^(M_old − M) + new × 2^(m − M), for value and every s_r
@@ -310,7 +309,7 @@ struct AttentionTile {
     [[maybe_unused]] const float* v_scales =
         reinterpret_cast<const float*>(stage + 2 * kTileBytes) + kTileKeys;
     if constexpr (kFp8) {
-      const uint32_t values = shared_address(stage + kTileBytes);
+      const auto* words = reinterpret_cast<const uint32_t*>(stage + kTileBytes) + lane;
       // Weights × value scales under a power of two of the row's own largest, as FP16.
       float top[2] = {0, 0};
 #pragma unroll
@@ -344,11 +343,10 @@ struct AttentionTile {
         float tile[4][4] = {};
 #pragma unroll
         for (int step = 0; step < kTileKeys / 16; ++step) {
-          uint32_t b[4];
-          load_matrices(values + (step * kWidth + 32 * group + lane) * 16, b);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            mma_16x8x16<true>(tile[i], p[step], half2_of_e4m3(b[i]), half2_of_e4m3(b[i] >> 16));
+            const uint32_t word = words[step * 4 * kWidth + (4 * group + i) * 32];
+            mma_16x8x16<true>(tile[i], p[step], half2_of_e4m3(word), half2_of_e4m3(word >> 16));
           }
         }
 #pragma unroll
