@@ -14,8 +14,10 @@
 //   power = value_power(largest value scale of the chunk that the row sees)
 //   w = p × (value scale × 2^−power); high and low of w as of x, E4M3 by round to nearest even
 //     (what lies below E4M3's subnormals is dropped)
-//   value = (low · v + high · v) × 2^power: one chain of steps of 32 keys, in the order of the
-//     page's blocks, for the low terms that the high ones go on with
+//   value = ((low · v + high · v of keys 0 … 127) + (the same of 128 … 255)) × 2^power: each one
+//     chain of steps of 32 keys, in the order of the page's blocks, for the low terms that the high
+//     ones go on with. The unit's accumulator keeps 13 bits after the largest addend's first, hence
+//     no longer chains: 128 terms of a size, as in the products of FP8 weights
 //   a key that the row does not see has p = 0 and w = 0, whatever its scales; a step whose weights
 //     are all zero may be left out
 #pragma once
