@@ -2,7 +2,6 @@
 // and values (device/prefill_codes.cuh) and of consumers with 64 query rows each, on wgmma's FP8
 // products. The arithmetic of a row is the class of attention_codes.cuh.
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -19,11 +18,12 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Layout::kStages; ++stage) {
-      barrier_init(base + Layout::kKeysHere + 8 * stage, 1);
-      barrier_init(base + Layout::kValuesHere + 8 * stage, 1);
-      barrier_init(base + Layout::kValuesReady + 8 * stage, 1);
-      barrier_init(base + Layout::kEmpty + 8 * stage, 4 * Layout::kConsumers);
+    for (int slot = 0; slot < Layout::kSlots; ++slot) {
+      barrier_init(base + Layout::kKeysHere + 8 * slot, 1);
+      barrier_init(base + Layout::kKeysEmpty + 8 * slot, 4 * Layout::kConsumers);
+      barrier_init(base + Layout::kValuesHere + 8 * slot, 1);
+      barrier_init(base + Layout::kValuesReady + 8 * slot, 1);
+      barrier_init(base + Layout::kValuesEmpty + 8 * slot, 4 * Layout::kConsumers);
     }
     for (int slot = 0; slot < Layout::kItemSlots; ++slot) {
       barrier_init(base + Layout::kItemFull + 8 * slot, 1);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
     give_registers<Layout::kProducerRegisters>();
     const int warp = uniform(static_cast<int>(threadIdx.x / 32)) - 4 * Layout::kConsumers;
     if (warp == 0) {
-      CodesCopier<Layout> copier(p, &key_map, shared);
+      CodesCopier<Layout> copier(p, &key_map, base);
       schedule.post();
       for (;;) {
         const PrefillItem item = schedule.next();
@@ -85,18 +85,8 @@ void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) 
 void attention_prefill_codes(Context& context, const AttentionProblem& p,
                              const ops::KvCacheView& cache) {
   PrefillProblem problem = prefill_problem(p);
-  static const char* variant_name = std::getenv("OCTET_PREFILL_VARIANT");
-  const int variant = variant_name == nullptr ? 0 : std::atoi(variant_name);
-  if (p.keys.width == 64) {
-    variant % 2 == 0 ? launch<CodesLayout<64, true, 64>>(context, problem, cache)
-                     : launch<CodesLayout<64, false, 64>>(context, problem, cache);
-  } else if (variant == 0) {
-    launch<CodesLayout<128, true, 64>>(context, problem, cache);
-  } else if (variant == 1) {
-    launch<CodesLayout<128, false, 32>>(context, problem, cache);
-  } else if (variant == 2) {
-    launch<CodesLayout<128, true, 32>>(context, problem, cache);
-  }
+  p.keys.width == 64 ? launch<CodesLayout<64>>(context, problem, cache)
+                     : launch<CodesLayout<128>>(context, problem, cache);
 }
 
 }  // namespace octet::cuda

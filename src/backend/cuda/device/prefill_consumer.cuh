@@ -1,27 +1,63 @@
 // A consumer of a block of the prefill kernel over BF16 pages, by wgmma's BF16 products.
 #pragma once
 
+#include "backend/cuda/device/attention_codes.cuh"
 #include "backend/cuda/device/prefill_rows.cuh"
 #include "backend/cuda/device/wgmma_attention.cuh"
 
 namespace octet::cuda {
 
 template <int kWidth>
-class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayout<kWidth>> {
+class PrefillConsumer : public PrefillRows<PrefillLayout<kWidth>> {
   using Layout = PrefillLayout<kWidth>;
-  using Rows = PrefillRows<PrefillConsumer, Layout>;
+  using Rows = PrefillRows<Layout>;
   using Place = RingPlace<Layout::kSlots>;
-  using Rows::base_, Rows::lane_, Rows::factor_, Rows::old_weight_, Rows::new_weight_, Rows::sum_;
+  using Rows::base_, Rows::lane_, Rows::factor_, Rows::out_, Rows::total_maximum_, Rows::total_sum_;
 
   Place place_;
+  // The chunk so far: maximum in units of log 2, sums of the keys 2 t and 2 t + 1 modulo 8.
+  float maximum_[2], sum_[2][2];
+  // The factors of what was and of the tile's own values when they are folded.
+  float old_weight_[2], new_weight_[2];
   float scores_[32];  // of the tile, then its weights
   uint32_t weights_[4][4];
 
  public:
   using Rows::Rows;
 
-  __device__ void place_queries() {
+  // Computes the fetched item's rows; `write` then stores them.
+  __device__ void run(const PrefillItem& item) {
+    const int first_row = item.first_row + 64 * this->group_;
+    const int last_row = min(first_row + 63, item.last_row);
     copy_async_wait<0>();
+    if (first_row > last_row) {
+      skip_tiles(item.begin, item.limit);
+      return;
+    }
+    place_queries();
+    this->place_rows(item, first_row);
+    const int begin = uniform(item.begin_of(this->p_, first_row));
+    const int limit = uniform(item.position_of(this->p_, last_row) + 1);
+    // All rows see all of the tiles in [whole_begin, whole_end).
+    const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
+    const int whole_end = uniform(item.position_of(this->p_, first_row)) + 2 - kTileKeys;
+    int tile = skip_tiles(item.begin, begin);
+    clear();
+    bool is_first = true;  // of the chunks
+#pragma unroll 1
+    for (; tile < limit; tile += kTileKeys) {
+      const bool is_last = tile + kTileKeys >= limit;
+      take_tile(tile, tile < whole_begin || tile >= whole_end);
+      if ((tile + kTileKeys) % kChunkKeys == 0 || is_last) {
+        fold_chunk(is_first, is_last);
+        is_first = false;
+      }
+    }
+    skip_tiles(tile, item.limit);
+  }
+
+ private:
+  __device__ void place_queries() {
     warpgroup_sync(1 + this->group_);  // the last item's are no longer used
 #pragma unroll 2
     for (int i = 0; i < Rows::kQueryPasses; ++i) {
@@ -47,19 +83,27 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       float products[32];
       multiply_values(place_, slab, products);
       if (slab + 1 == Layout::kSlabs) release(place_);
-      this->fold_values(32 * slab, products);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        float& out = out_[32 * slab + i];
+        out = fmaf(out, old_weight_[i % 4 / 2], products[i] * new_weight_[i % 4 / 2]);
+      }
     }
     place_.advance();
   }
-  __device__ void skip_tile() {
-    for (int i = 0; i < 2; ++i) {
-      acquire(place_);
-      release(place_);
-      place_.advance();
+  // The first tile that begins at `end` or behind it.
+  __device__ int skip_tiles(int tile, int end) {
+#pragma unroll 1
+    for (; tile < end; tile += kTileKeys) {
+      for (int i = 0; i < 2; ++i) {
+        acquire(place_);
+        release(place_);
+        place_.advance();
+      }
     }
+    return tile;
   }
 
- private:
   __device__ uint32_t slot(const Place& place) const {
     return base_ + Layout::kRing + place.slot * Layout::kTileBytes;
   }
@@ -139,7 +183,10 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
       const float minimum = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
       shift[h] = maximum == -INFINITY ? 0.0f : maximum;
       in_range &= minimum - maximum >= -126.0f;
-      this->fold_maximum(h, maximum);
+      const Fold folding = this->fold_seen(maximum_[h], maximum);
+      maximum_[h] = folding.maximum;
+      old_weight_[h] = folding.old_weight;
+      new_weight_[h] = folding.new_weight;
     }
     if (__all_sync(0xFFFFFFFFu, in_range)) {
       weigh_columns<true>(shift);
@@ -173,6 +220,41 @@ class PrefillConsumer : public PrefillRows<PrefillConsumer<kWidth>, PrefillLayou
         weights_[step][r] = pack_bf16(pair[0], pair[1]);
       }
     }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) maximum_[h] = -INFINITY, sum_[h][0] = 0, sum_[h][1] = 0;
+#pragma unroll
+    for (float& value : out_) value = 0;
+  }
+  // The chunk into the rows' totals, which lie in shared memory; the last leaves them in out_.
+  __device__ void fold_chunk(bool is_first, bool is_last) {
+    Fold fold_by[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(sum_[h][0] + sum_[h][1]);
+      fold_by[h] = this->fold_seen(total_maximum_[h], maximum_[h]);
+      total_maximum_[h] = fold_by[h].maximum;
+      total_sum_[h] = fold(fold_by[h], total_sum_[h], sum);
+    }
+    auto* totals = reinterpret_cast<float4*>(this->shared_ + Layout::kTotals) +
+                   (this->group_ * 4 + this->warp_) * (4 * kWidth) + lane_;
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      float4& at = totals[32 * j];
+      const float4 old = is_first ? float4{} : at;
+      float total[4] = {old.x, old.y, old.z, old.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) total[e] = fold(fold_by[e / 2], total[e], out_[4 * j + e]);
+      if (is_last) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out_[4 * j + e] = total[e];
+      } else {
+        at = float4{total[0], total[1], total[2], total[3]};
+      }
+    }
+    if (!is_last) clear();
   }
 };
 

@@ -101,6 +101,8 @@ struct PrefillLayout {
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
   static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
+  static constexpr int kFetched = kTotals;                // queries as they lie, between two items
+  static constexpr int kFetchedStride = 16 * kWidth * 4;  // between warps
   static constexpr int kItems = kTotals + kRows * kWidth * 4;
   static constexpr int kFull = kItems + kItemSlots * 32;
   static constexpr int kEmpty = kFull + kSlots * 8;
