@@ -13,8 +13,8 @@ namespace {
 
 template <class Layout>
 __global__ void __launch_bounds__(Layout::kThreads, 1)
-    codes_kernel(const __grid_constant__ PrefillProblem p,
-                 const __grid_constant__ CUtensorMap key_map) {
+    prefill_codes_kernel(const __grid_constant__ PrefillProblem p,
+                         const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
 
 template <class Layout>
 void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) {
-  const auto kernel = codes_kernel<Layout>;
+  const auto kernel = prefill_codes_kernel<Layout>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
   CUtensorMap key_map;

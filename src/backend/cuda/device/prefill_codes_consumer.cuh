@@ -50,9 +50,17 @@ class CodesConsumer : public PrefillRows<Layout> {
       const ChunkTiles all(chunk, item.begin, item.limit), own(chunk, begin, limit);
       if (own.count() > 0) {
         const bool whole = chunk >= whole_begin && chunk < whole_end;
-        own.end > 2 ? take_chunk<4>(all, own, whole) : take_chunk<2>(all, own, false);
+        if (whole) {
+          take_chunk<4, true>(all, own);
+        } else if (own.end > 2) {
+          take_chunk<4, false>(all, own);
+        } else {
+          take_chunk<2, false>(all, own);
+        }
       } else {
+#pragma unroll 1
         for (int i = 0; i < all.count(); ++i) skip_keys(i);
+#pragma unroll 1
         for (int i = 0; i < all.count(); ++i) skip_values(i);
       }
       keys_ = ahead(keys_, all.count());
@@ -134,9 +142,9 @@ class CodesConsumer : public PrefillRows<Layout> {
 
   // The chunk's part of the rows, which see none of its tiles from kCount on. For tiles that no row
   // sees another one's keys and values serve: their weights are zeros.
-  template <int kCount>
-  __device__ void take_chunk(const ChunkTiles& all, const ChunkTiles& own, bool whole) {
-    const auto is_own = [&](int tile) { return tile >= own.first && tile < own.end; };
+  template <int kCount, bool kWhole>
+  __device__ void take_chunk(const ChunkTiles& all, const ChunkTiles& own) {
+    const auto is_own = [&](int tile) { return kWhole || (tile >= own.first && tile < own.end); };
     const auto place = [&](const Place& first, int tile) {
       return ahead(first, (is_own(tile) ? tile : own.first) - all.first);
     };
@@ -145,7 +153,7 @@ class CodesConsumer : public PrefillRows<Layout> {
     float largest[2][2];  // of a row's even and odd columns
 #pragma unroll
     for (auto& row : largest) row[0] = row[1] = -INFINITY;
-    unsigned seen[kCount][2];
+    [[maybe_unused]] unsigned seen[kCount][2];
 #pragma unroll
     for (int tile = 0; tile < kCount; ++tile) {
       float2 scales[8];
@@ -154,7 +162,7 @@ class CodesConsumer : public PrefillRows<Layout> {
       auto& scores = scores_[tile];
       wgmma_hold(scores);
       scale_columns(scales, scores);
-      if (!whole) {
+      if constexpr (!kWhole) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           seen[tile][h] = this->seen(h, all.begin + tile * kTileKeys);
@@ -171,6 +179,7 @@ class CodesConsumer : public PrefillRows<Layout> {
         most = fmaxf(most, scores[i]);
       }
     }
+#pragma unroll 1
     for (int i = 0; i < all.count(); ++i) skip_keys(i);
 
     Fold folding[2];
@@ -182,8 +191,9 @@ class CodesConsumer : public PrefillRows<Layout> {
       total_maximum_[h] = folding[h].maximum;
       shift[h] = maximum == -INFINITY ? 0.0f : -maximum;
     }
+#pragma unroll 1
     for (int i = 0; i < all.count(); ++i) wait(Layout::kValuesReady, ahead(values_, i));
-    if (whole) {
+    if constexpr (kWhole) {
       const int slot = values_.slot;
       power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[slot];
     } else {
@@ -208,7 +218,7 @@ class CodesConsumer : public PrefillRows<Layout> {
     float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
 #pragma unroll
     for (int tile = 0; tile < kCount; ++tile) {
-      weigh(tile, place(values_, tile), whole, seen[tile], shift, power, sums);
+      weigh<kWhole>(tile, place(values_, tile), seen[tile], shift, power, sums);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -240,6 +250,7 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
       for (auto& half : values) wgmma_hold(half);
       if (slab + 1 == kWidth / 64) {
+#pragma unroll 1
         for (int i = 0; i < all.count(); ++i) skip_values(i);
       }
 #pragma unroll
@@ -298,11 +309,12 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (pending == 0) wgmma_wait<0>();
   }
   // From a tile's scores to the terms of its weights.
-  __device__ void weigh(int tile, const Place& place, bool whole, unsigned (&seen)[2],
-                        const float (&shift)[2], const float (&power)[2], float (&sums)[4][2][2]) {
+  template <bool kWhole>
+  __device__ void weigh(int tile, const Place& place, unsigned (&seen)[2], const float (&shift)[2],
+                        const float (&power)[2], float (&sums)[4][2][2]) {
     auto& scores = scores_[tile];
     float2 scales[8];
-    load_scales(whole ? Layout::kReadyScales : Layout::kValueScales, place, scales);
+    load_scales(kWhole ? Layout::kReadyScales : Layout::kValueScales, place, scales);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int h = i % 4 / 2;
@@ -313,7 +325,7 @@ class CodesConsumer : public PrefillRows<Layout> {
       const int at = i / 4 * 8 + i % 4;
       sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
     }
-    if (whole) {
+    if constexpr (kWhole) {
       scale_columns(scales, scores);
     } else {
 #pragma unroll
