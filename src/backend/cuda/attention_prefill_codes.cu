@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Layout::kSlots; ++slot) {
+    for (int slot = 0; slot < Layout::kStages; ++slot) {
       barrier_init(base + Layout::kKeysHere + 8 * slot, 1);
       barrier_init(base + Layout::kKeysEmpty + 8 * slot, 4 * Layout::kConsumers);
       barrier_init(base + Layout::kValuesHere + 8 * slot, 1);
@@ -30,6 +30,12 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
     }
     barrier_fence_init();
   }
+  // Values that were never copied are not NaN either.
+  auto* values = reinterpret_cast<uint4*>(shared + Layout::kValues);
+  for (int i = threadIdx.x; i < Layout::kStages * Layout::kChunkBytes / 16; i += Layout::kThreads) {
+    values[i] = {};
+  }
+  fence_async_proxy();
   __syncthreads();
   PrefillSchedule<Layout> schedule(p, shared);
   if (threadIdx.x >= 128 * Layout::kConsumers) {
