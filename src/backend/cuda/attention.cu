@@ -269,7 +269,9 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     }
     attention_fold(context, p, quantized);
   }
-  if (!all_chunked && !attention_prefill(context, p, fp8)) {
+  if (!all_chunked && attention_codes_serve(context, p, args.cache)) {
+    attention_prefill_codes(context, p, args.cache);
+  } else if (!all_chunked && (fp8 || !attention_prefill(context, p))) {
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {
       launch_tiles<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
     });

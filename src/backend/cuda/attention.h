@@ -54,8 +54,11 @@ void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
 void attention_decode_codes(Context& context, const AttentionProblem& p,
                             const ops::KvCacheView& cache);
-// The sequences that do not go by chunks, on Hopper; false: not served.
-bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8);
+// The sequences that do not go by chunks, on Hopper: `prefill` over BF16 pages (false: not served),
+// `prefill_codes` where attention_codes_serve.
+bool attention_prefill(Context& context, const AttentionProblem& p);
+void attention_prefill_codes(Context& context, const AttentionProblem& p,
+                             const ops::KvCacheView& cache);
 // From chunks to rows of the result, and their codes where it can (then asked for).
 bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized);
 void attention_fold(Context& context, const AttentionProblem& p, const QuantizedRows& quantized);
