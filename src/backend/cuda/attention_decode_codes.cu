@@ -1,7 +1,6 @@
-// Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences. A warp has a
+// Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences. Warps have a
 // chunk's keys, values and scales brought by the tensor memory accelerator, some chunks ahead;
-// others bring the queries' terms; four warpgroups take the chunk's tiles side by side, and all
-// fold them.
+// others bring the queries' terms; warpgroups take chunk after chunk in turn.
 #include <algorithm>
 
 #include "backend/cuda/attention.h"
@@ -17,18 +16,20 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kMaxSequences = 1024;  // of a launch
-constexpr int kConsumers = 512;      // threads: a warpgroup to each tile of a chunk
-constexpr int kLoaders = 2;          // warps: it takes a warp long to ask for one copy
-constexpr int kFirstLoader = kConsumers / 32, kFirstQueryWarp = kFirstLoader + kLoaders;
 constexpr int kBlockKeys = static_cast<int>(ops::kValueBlock);
 
 template <int kWidth, int kRows, Chunks kChunks>
 struct Roles {
   using Codes = DecodeCodes<kWidth, kRows>;
   using Walk = octet::cuda::Walk<kRows, kChunks>;
-  static constexpr int kStages = kRows <= 8 ? 3 : 2;
-  static constexpr int kQueryWarps = kRows <= 8 ? 1 : 2;
-  static constexpr int kThreads = kConsumers + 32 * (kLoaders + kQueryWarps);
+  // Each stage has a warpgroup that takes its chunks, warps that have them brought (it takes a warp
+  // long to ask for one copy), and warps that bring their queries.
+  static constexpr bool kMany = kRows > 16;
+  static constexpr int kStages = kMany ? 2 : 3;
+  static constexpr int kLoaders = kMany ? 1 : 2, kQueryWarps = kMany ? 2 : 1;
+  static constexpr int kFirstLoader = 4 * kStages;
+  static constexpr int kFirstQueryWarp = kFirstLoader + kStages * kLoaders;
+  static constexpr int kThreads = 32 * (kFirstQueryWarp + kStages * kQueryWarps);
   static constexpr int kSharedBytes =
       1024 + kStages * Codes::kStageBytes + (kMaxSequences + 1) * static_cast<int>(sizeof(int));
 
@@ -41,15 +42,27 @@ struct Roles {
   __device__ void begin() const { follows ? let_successor() : await_predecessor(); }
   __device__ char* stage(int slot) const { return stages + slot * Codes::kStageBytes; }
 
-  // Warps ask for the keys, values and scales of chunk after chunk, for their share of its blocks.
-  __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map) const {
+  // Calls body(walk, parity of the stage's turn) for the items of a stage.
+  template <class Body>
+  __device__ void for_items(const AttentionProblem& p, int slot, const Body& body) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, blocks = static_cast<int>(gridDim.x);
+    uint32_t parity = 0;
+    Walk walk{};
+    for (int index = static_cast<int>(blockIdx.x) + slot * blocks; walk.to(p, first, index, lane);
+         index += kStages * blocks) {
+      body(walk, parity);
+      parity ^= 1;
+    }
+  }
+
+  // A warp asks for its share of the keys, values and scales of a stage's chunks.
+  __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map, int slot,
+                       int loader) const {
     constexpr int kBlocks = kChunkKeys / kBlockKeys, kShare = kBlocks / kLoaders;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int loader = static_cast<int>(threadIdx.x) / 32 - kFirstLoader;
-    RingPlace<kStages> place;
-    Walk walk{};
-    for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
-         index += static_cast<int>(gridDim.x)) {
+    const uint64_t policy = kChunks == Chunks::kOwn ? read_once() : read_again();
+    const uint32_t to = base + slot * Codes::kStageBytes, barrier = full + 8 * slot;
+    for_items(p, slot, [&](const Walk& walk, uint32_t parity) {
       // A lane finds the row in the cache with which a block begins.
       const int chunk_begin = walk.chunk * kChunkKeys;
       const int position = chunk_begin + lane % kBlocks * kBlockKeys;
@@ -60,12 +73,11 @@ struct Roles {
           __ballot_sync(0xFFFFFFFFu, page >= 0 && page < p.keys.num_pages) & ((1u << kBlocks) - 1);
       const int row = ((page * p.keys.heads + walk.head) << p.keys.page_shift) +
                       (position & ((1 << p.keys.page_shift) - 1));
-      if (index == static_cast<int>(blockIdx.x)) begin();
-      barrier_wait(empty + 8 * place.slot, place.parity ^ 1);
-      const uint32_t to = base + place.slot * Codes::kStageBytes, barrier = full + 8 * place.slot;
+      begin();
+      barrier_wait(empty + 8 * slot, parity ^ 1);
       if (lane == 0) {
         if (loader == 0) {
-          *reinterpret_cast<CodesChunk*>(stage(place.slot) + Codes::kChunk) = {
+          *reinterpret_cast<CodesChunk*>(stage(slot) + Codes::kChunk) = {
               max(walk.first_key - chunk_begin, 0), walk.end - chunk_begin, blocks};
         }
         const uint32_t own = blocks >> loader * kShare & ((1u << kShare) - 1);
@@ -77,10 +89,11 @@ struct Roles {
         const int from = __shfl_sync(0xFFFFFFFFu, row, block);
         const bool valid = lane < 2 * kShare && (blocks >> block & 1u) != 0;
         if (valid && lane < kShare) {
-          bulk_copy_box(to + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, from, barrier);
+          bulk_copy_box(to + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, from, barrier,
+                        policy);
         } else if (valid) {
           bulk_copy(to + Codes::kValues + block * Codes::kBlockBytes,
-                    p.keys.v + int64_t{from} * kWidth, Codes::kBlockBytes, barrier);
+                    p.keys.v + int64_t{from} * kWidth, Codes::kBlockBytes, barrier, policy);
         }
       }
       // Of the scales a lane takes four keys'.
@@ -94,50 +107,50 @@ struct Roles {
         copy_async_16(at + Codes::kValueScales, p.keys.v_scales + from, true);
       }
       barrier_arrive_after_copies(barrier);
-      place.advance();
-    }
+    });
   }
 
-  // Warps bring the rows' queries as two terms each; a lane takes 16 elements of a row.
-  __device__ void bring_queries(const AttentionProblem& p) const {
-    constexpr int kRowsAtOnce = 512 / kWidth;  // of a warp
+  // A warp brings its share of the queries of a stage's chunks, as two terms each; a lane takes 16
+  // elements of a row.
+  __device__ void bring_queries(const AttentionProblem& p, int slot, int warp) const {
+    constexpr int kRowsAtOnce = 512 / kWidth;
     constexpr int kPasses = std::max(1, kRows / (kRowsAtOnce * kQueryWarps));
-    const int warp = static_cast<int>(threadIdx.x) / 32 - kFirstQueryWarp;
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane / kRowsAtOnce;
     const auto row_of = [&](int pass) {
       return (pass * kQueryWarps + warp) * kRowsAtOnce + lane % kRowsAtOnce;
     };
-    RingPlace<kStages> place;
-    Walk walk{};
-    for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
-         index += static_cast<int>(gridDim.x)) {
-      if (index == static_cast<int>(blockIdx.x)) begin();
-      uint4 words[kPasses][2];
+    for_items(p, slot, [&](const Walk& walk, uint32_t parity) {
+      QueryRow rows[kPasses];
       int64_t targets[kPasses];
+      const Bf16* from[kPasses];
+      uint4 words[kPasses][2];
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) rows[pass] = walk.row(p, row_of(pass));
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const QueryRow row = walk.row(p, row_of(pass));
-        targets[pass] = -1;
-        words[pass][0] = words[pass][1] = make_uint4(0, 0, 0, 0);
-        if (row.sequence < 0) continue;
-        targets[pass] = chunk_index(p, row.sequence, row.head, walk.chunk);
-        const auto* from =
-            reinterpret_cast<const uint4*>(p.q + p.query_offsets[row.sequence] * p.q_stride +
-                                           int64_t{row.head} * kWidth + 16 * piece);
-        words[pass][0] = from[0];
-        words[pass][1] = from[1];
+        const bool valid = rows[pass].sequence >= 0;
+        const int token = p.query_offsets[valid ? rows[pass].sequence : 0];
+        targets[pass] =
+            valid ? chunk_index(p, rows[pass].sequence, rows[pass].head, walk.chunk) : -1;
+        from[pass] = p.q + token * p.q_stride + int64_t{rows[pass].head} * kWidth + 16 * piece;
       }
-      barrier_wait(empty + 8 * place.slot, place.parity ^ 1);
-      char* const to = stage(place.slot);
+      begin();
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        write_query(p, to, row_of(pass), piece, words[pass], targets[pass]);
+        words[pass][0] = words[pass][1] = make_uint4(0, 0, 0, 0);
+        if (targets[pass] < 0) continue;
+        words[pass][0] = reinterpret_cast<const uint4*>(from[pass])[0];
+        words[pass][1] = reinterpret_cast<const uint4*>(from[pass])[1];
+      }
+      barrier_wait(empty + 8 * slot, parity ^ 1);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        write_query(p, stage(slot), row_of(pass), piece, words[pass], targets[pass]);
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) barrier_arrive(full + 8 * place.slot);
-      place.advance();
-    }
+      if (lane == 0) barrier_arrive(full + 8 * slot);
+    });
   }
 
   __device__ static void write_query(const AttentionProblem& p, char* to, int row, int piece,
@@ -166,34 +179,31 @@ struct Roles {
       low[i] = a.low | b.low << 16;
     }
     if (row >= kRows) return;
-    char* const at = to + Codes::kQueries + Codes::query_at(2 * row, piece);
-    *reinterpret_cast<uint4*>(at) = make_uint4(high[0], high[1], high[2], high[3]);
-    *reinterpret_cast<uint4*>(at + 16) = make_uint4(low[0], low[1], low[2], low[3]);
+    const int at = Codes::query_at(row, piece);
+    *reinterpret_cast<uint4*>(to + Codes::kLowQueries + at) =
+        make_uint4(low[0], low[1], low[2], low[3]);
+    *reinterpret_cast<uint4*>(to + Codes::kHighQueries + at) =
+        make_uint4(high[0], high[1], high[2], high[3]);
     if (piece != 0) return;
     reinterpret_cast<float*>(to + Codes::kFactors)[row] = p.factor * power_of_two(-power);
     reinterpret_cast<int64_t*>(to + Codes::kTargets)[row] = target;
   }
 
-  // Four warpgroups.
-  __device__ void consume(const AttentionProblem& p) const {
-    const int thread = static_cast<int>(threadIdx.x), tile = thread / 128;
+  // A warpgroup takes the chunks of a stage.
+  __device__ void consume(const AttentionProblem& p, int slot) const {
     const int num_items = first[p.num_sequences] * p.keys.heads;
-    RingPlace<kStages> place;
+    const int blocks = static_cast<int>(gridDim.x);
+    uint32_t parity = 0;
     begin();
-    for (int index = static_cast<int>(blockIdx.x); index < num_items;
-         index += static_cast<int>(gridDim.x)) {
-      char* const at = stage(place.slot);
-      barrier_wait(full + 8 * place.slot, place.parity);
-      const CodesChunk chunk = *reinterpret_cast<const CodesChunk*>(at + Codes::kChunk);
-      if (chunk.has(tile)) {
-        Codes::attend(at, base + place.slot * Codes::kStageBytes, chunk, tile, 1 + tile);
-      }
-      asm volatile("bar.sync 5, %0;" ::"n"(kConsumers) : "memory");
-      Codes::template fold_tiles<kConsumers>(at, chunk, p.chunk_stats, p.chunk_values, thread);
-      fence_async_proxy();  // before the copies that overwrite what was written here
-      __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(empty + 8 * place.slot);
-      place.advance();
+    for (int index = static_cast<int>(blockIdx.x) + slot * blocks; index < num_items;
+         index += kStages * blocks) {
+      barrier_wait(full + 8 * slot, parity);
+      Codes::attend(stage(slot), base + slot * Codes::kStageBytes, p.chunk_stats, p.chunk_values,
+                    1 + slot, [&] {
+                      __syncwarp();
+                      if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * slot);
+                    });
+      parity ^= 1;
     }
   }
 };
@@ -215,19 +225,21 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows, kChunks>::kThreads, 1)
                 first, follows};
   if (threadIdx.x == 0) {
     for (int i = 0; i < R::kStages; ++i) {
-      barrier_init(roles.full + 8 * i, 33 * kLoaders + R::kQueryWarps);
-      barrier_init(roles.empty + 8 * i, kConsumers / 32);
+      barrier_init(roles.full + 8 * i, 33 * R::kLoaders + R::kQueryWarps);
+      barrier_init(roles.empty + 8 * i, 4);
     }
     barrier_fence_init();
   }
   __syncthreads();
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp < kFirstLoader) {
-    roles.consume(p);
-  } else if (warp < kFirstQueryWarp) {
-    roles.load(p, &k_map);
+  if (warp < R::kFirstLoader) {
+    roles.consume(p, warp / 4);
+  } else if (warp < R::kFirstQueryWarp) {
+    const int loader = warp - R::kFirstLoader;
+    roles.load(p, &k_map, loader / R::kLoaders, loader % R::kLoaders);
   } else {
-    roles.bring_queries(p);
+    const int query_warp = warp - R::kFirstQueryWarp;
+    roles.bring_queries(p, query_warp / R::kQueryWarps, query_warp % R::kQueryWarps);
   }
   if (follows) await_predecessor();  // so that what follows this one follows both
 }
@@ -266,9 +278,8 @@ void launch_width(Context& context, const AttentionProblem& all, const CUtensorM
       launch_chunks<kWidth, 32, Chunks::kShared>(context, p, k_map, follows);
       follows = true;
     }
-    const auto own = p.group <= 4   ? launch_chunks<kWidth, 4, Chunks::kOwn>
-                     : p.group <= 8 ? launch_chunks<kWidth, 8, Chunks::kOwn>
-                                    : launch_chunks<kWidth, 16, Chunks::kOwn>;
+    const auto own = p.group <= 8 ? launch_chunks<kWidth, 8, Chunks::kOwn>
+                                  : launch_chunks<kWidth, 16, Chunks::kOwn>;
     own(context, p, k_map, follows);
     follows = true;
   }
