@@ -252,10 +252,16 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
   if (p.chunked) {
     take_chunks(context, p, args.batch.max_context);
-    if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
+    if (attention_codes_serve(context, p, args.cache)) {
+      attention_decode_codes(context, p, args.cache);
+    } else if (!attention_decode(context, p, args.cache)) {
+      attention_chunks(context, p, fp8);
+    }
     attention_fold(context, p, fused ? quantized_rows(context, args.quantized) : QuantizedRows{});
   }
-  if (!all_chunked && !attention_prefill(context, p, fp8)) {
+  if (!all_chunked && attention_codes_serve(context, p, args.cache)) {
+    attention_prefill_codes(context, p, args.cache);
+  } else if (!all_chunked && (fp8 || !attention_prefill(context, p))) {
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {
       launch_tiles<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
     });

@@ -1,18 +1,25 @@
 // What fixes a row's bytes in Hopper's attention over E4M3 pages: both products run on the matrix
 // unit's FP8 path, the queries and the softmax weights as a sum of two E4M3 terms each, so that no
-// code of a page is ever converted. Tiles of 64 keys, each by itself, folded as attention_tile.cuh
-// says (tiles in order into chunks of 256, those in order into the row).
+// code of a page is ever converted. Chunks of 256 keys, each by itself, folded in order into the
+// row (fold_of, fold of attention_tile.cuh).
 //
 //   x = q × 2^query_power; high = x cut to four significant bits, low = x − high (exact for BF16)
-//   s = (high · k + low · k) × key scale; each product a chain over the head width by steps of 32
-//   m = largest s the row sees; p = 2^(s × factor − m × factor), in one FMA before the exponential;
-//     factor = softmax scale × log2 e × 2^−query_power; the tile's maximum is m × factor
-//   sums of the p whose key % 8 = r: ((p_r + p_8+r) + (p_16+r + p_24+r)) + ((p_32+r + p_40+r) + …)
-//   power = value_power(largest value scale the row sees in the tile)
+//   s = (low · k + high · k) × key scale: one chain over the head width by steps of 32 for the low
+//     terms that the high ones go on with
+//   m = largest s of the chunk that the row sees; the chunk's maximum is m × factor, with
+//     factor = softmax scale × log2 e × 2^−query_power
+//   p = 2^(s × factor − m × factor), in one FMA before the exponential, subnormals flushed to zero
+//   sums, for r = key % 8: s_r = (T0 + T1) + (T2 + T3), Tw = ((P0 + P1) + P2) + P3,
+//     Pb = p[64 b + 16 w + r] + p[64 b + 16 w + 8 + r]; the chunk's as attention_tile.cuh says
+//   power = value_power(largest value scale of the chunk that the row sees)
 //   w = p × (value scale × 2^−power); high and low of w as of x, E4M3 by round to nearest even
-//   value = (high · v + low · v) × 2^power; each product a chain of two steps: keys 0…31, 32…63,
-//     within a step in the order of the page's blocks
-//   a key that the row does not see has p = 0 and w = 0, whatever its scales
+//     (what lies below E4M3's subnormals is dropped)
+//   value = ((low · v + high · v of keys 0 … 127) + (the same of 128 … 255)) × 2^power: each one
+//     chain of steps of 32 keys, in the order of the page's blocks, for the low terms that the high
+//     ones go on with. The unit's accumulator keeps 13 bits after the largest addend's first, hence
+//     no longer chains: 128 terms of a size, as in the products of FP8 weights
+//   a key that the row does not see has p = 0 and w = 0, whatever its scales; a step whose weights
+//     are all zero may be left out
 #pragma once
 
 #include <cstdint>
@@ -28,6 +35,12 @@ __device__ inline int query_power(float amax) {
 }
 // The power of a tile's largest value scale, which 2^-power brings to [2^7, 2^8).
 __device__ inline int value_power(float largest) { return -query_power(largest); }
+
+__device__ inline float exp2_flushing(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 // Codes of a (the low byte) and b.
 __device__ inline uint32_t e4m3_pair(float a, float b) {

@@ -65,9 +65,12 @@ struct Fold {
   float maximum, old_weight, new_weight;
 };
 __device__ inline Fold fold_of(float old_maximum, float new_maximum) {
-  if (new_maximum == -INFINITY) return {old_maximum, 1.0f, 0.0f};
-  const float maximum = fmaxf(old_maximum, new_maximum);
-  return {maximum, exp2_fast(old_maximum - maximum), exp2_fast(new_maximum - maximum)};
+  const float less = exp2_fast(-fabsf(old_maximum - new_maximum));  // the other weight is 2^0
+  const bool grows = new_maximum > old_maximum, none = new_maximum == -INFINITY;
+  return {grows ? new_maximum : old_maximum, grows ? less : 1.0f,
+          grows  ? 1.0f
+          : none ? 0.0f
+                 : less};
 }
 __device__ inline float fold(const Fold& f, float old_value, float new_value) {
   return fmaf(old_value, f.old_weight, new_value * f.new_weight);
