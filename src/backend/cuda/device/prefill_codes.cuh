@@ -14,8 +14,9 @@
 
 namespace octet::cuda {
 
-template <int kHeadWidth>
+template <int kHeadWidth, bool kIsEarly>
 struct CodesLayout {
+  static constexpr bool kEarly = kIsEarly;
   static constexpr int kWidth = kHeadWidth;
   static constexpr int kConsumers = 2;           // warpgroups of a block; a third one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group

@@ -37,12 +37,11 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
 #pragma unroll
     for (float& value : out_) value = 0;
-    const int begin = none ? item.limit : uniform(item.begin_of(this->p_, first_row));
-    const int limit = none ? item.begin : uniform(item.position_of(this->p_, last_row) + 1);
-    // All rows see all of the chunks in [whole_begin, whole_end).
+    const int begin = none ? 0 : uniform(item.begin_of(this->p_, first_row));
+    const int limit = none ? 0 : uniform(item.position_of(this->p_, last_row) + 1);
+    // All rows see all keys in [whole_begin, whole_end).
     const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
-    const int whole_end =
-        none ? 0 : uniform(item.position_of(this->p_, first_row)) + 2 - kChunkKeys;
+    const int whole_end = none ? 0 : uniform(item.position_of(this->p_, first_row)) + 1;
 #pragma unroll 1
     for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
          chunk += kChunkKeys) {
@@ -51,10 +50,10 @@ class CodesConsumer : public PrefillRows<Layout> {
         release(Layout::kKeysEmpty);
         wait(Layout::kValuesReady);
         release(Layout::kValuesEmpty);
-      } else if (chunk >= whole_begin && chunk < whole_end) {
-        take_chunk<true>(chunk, begin, limit);
+      } else if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
+        take_chunk<true>(chunk, begin, limit, whole_begin, whole_end);
       } else {
-        take_chunk<false>(chunk, begin, limit);
+        take_chunk<false>(chunk, begin, limit, whole_begin, whole_end);
       }
       place_.advance();
     }
@@ -117,10 +116,11 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
   }
 
-  // The chunk's part of the rows, which see keys in [begin, limit). What its other tiles hold
+  // The chunk's part of the rows, which see keys in [begin, limit), all those in [whole_begin,
+  // whole_end). What its other tiles hold
   // counts for nothing: weights are zeros there, and values never NaN.
   template <bool kWhole>
-  __device__ void take_chunk(int chunk, int begin, int limit) {
+  __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
     const auto is_own = [&](int tile) {
       const int first = chunk + tile * kTileKeys;
       return kWhole || (first + kTileKeys > begin && first < limit);
@@ -142,12 +142,17 @@ class CodesConsumer : public PrefillRows<Layout> {
       scale_columns(Layout::kKeyScales, tile, scores);
       if constexpr (!kWhole) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          seen[tile][h] = this->seen(h, chunk + tile * kTileKeys);
+        for (int h = 0; h < 2; ++h) seen[tile][h] = 0xFFFF;
+        const int first = chunk + tile * kTileKeys;
+        if (first < whole_begin || first + kTileKeys > whole_end) {
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            float& score = scores[i / 2 * 4 + 2 * h + i % 2];
-            if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
+          for (int h = 0; h < 2; ++h) {
+            seen[tile][h] = this->seen(h, first);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+              float& score = scores[i / 2 * 4 + 2 * h + i % 2];
+              if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
+            }
           }
         }
       }
@@ -190,6 +195,8 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) power[h] = power_of_two(value_power(quad_max(top[h])));
     }
+    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
+    float values[2][32];       // of the halves of the chunk
     float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -199,6 +206,7 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
         for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
       }
+      if (Layout::kEarly && kWhole && tile == 1) start_values(from, 0, 0, values[0]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -209,23 +217,10 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
       total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[0] + sum[1]));
     }
-    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
 #pragma unroll
     for (int slab = 0; slab < kWidth / 64; ++slab) {
-      float values[2][32];  // of the halves of the chunk
-      wgmma_hold(values[0]);
-      wgmma_hold(values[1]);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < 16; ++step) {  // half, term, tile of the half, 32 keys
-        const int half = step / 8, term = step / 4 % 2, tile = 2 * half + step / 2 % 2;
-        wgmma_code_values(
-            values[half], weights_[tile][term][step % 2],
-            descriptor<0>(from, tile * Layout::kTileBytes + step % 2 * 2 * Layout::kBlockBytes +
-                                    slab * (64 * 16)),
-            step % 8 > 0);
-      }
-      wgmma_commit();
+      if (!Layout::kEarly || !kWhole || slab > 0) start_values(from, slab, 0, values[0]);
+      start_values(from, slab, 1, values[1]);
       wgmma_wait<0>();
       wgmma_hold(values[0]);
       wgmma_hold(values[1]);
@@ -284,6 +279,19 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (pending == 2) wgmma_wait<2>();
     if (pending == 1) wgmma_wait<1>();
     if (pending == 0) wgmma_wait<0>();
+  }
+  // The weights' terms and the values of half a chunk, 64 head elements of them.
+  __device__ void start_values(uint32_t from, int slab, int half, float (&values)[32]) {
+    wgmma_hold(values);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {  // term, tile of the half, 32 keys
+      const int tile = 2 * half + step / 2 % 2;
+      const int at = tile * Layout::kTileBytes + step % 2 * 2 * Layout::kBlockBytes;
+      wgmma_code_values(values, weights_[tile][step / 4][step % 2],
+                        descriptor<0>(from, at + slab * (64 * 16)), step > 0);
+    }
+    wgmma_commit();
   }
   // From a tile's scores to the terms of its weights.
   template <bool kWhole>
