@@ -2,6 +2,7 @@
 // and values (device/prefill_codes.cuh) and of consumers with 64 query rows each, on wgmma's FP8
 // products. The arithmetic of a row is the class of attention_codes.cuh.
 #include <algorithm>
+#include <cstdlib>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -13,12 +14,12 @@ namespace {
 
 template <class Layout>
 __global__ void __launch_bounds__(Layout::kThreads, 1)
-    codes_kernel(const __grid_constant__ PrefillProblem p,
-                 const __grid_constant__ CUtensorMap key_map) {
+    prefill_codes_kernel(const __grid_constant__ PrefillProblem p,
+                         const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Layout::kSlots; ++slot) {
+    for (int slot = 0; slot < Layout::kStages; ++slot) {
       barrier_init(base + Layout::kKeysHere + 8 * slot, 1);
       barrier_init(base + Layout::kKeysEmpty + 8 * slot, 4 * Layout::kConsumers);
       barrier_init(base + Layout::kValuesHere + 8 * slot, 1);
@@ -30,6 +31,12 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
     }
     barrier_fence_init();
   }
+  // Values that were never copied are not NaN either.
+  auto* values = reinterpret_cast<uint4*>(shared + Layout::kValues);
+  for (int i = threadIdx.x; i < Layout::kStages * Layout::kChunkBytes / 16; i += Layout::kThreads) {
+    values[i] = {};
+  }
+  fence_async_proxy();
   __syncthreads();
   PrefillSchedule<Layout> schedule(p, shared);
   if (threadIdx.x >= 128 * Layout::kConsumers) {
@@ -61,7 +68,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
 
 template <class Layout>
 void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) {
-  const auto kernel = codes_kernel<Layout>;
+  const auto kernel = prefill_codes_kernel<Layout>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
   CUtensorMap key_map;
@@ -85,8 +92,13 @@ void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) 
 void attention_prefill_codes(Context& context, const AttentionProblem& p,
                              const ops::KvCacheView& cache) {
   PrefillProblem problem = prefill_problem(p);
-  p.keys.width == 64 ? launch<CodesLayout<64>>(context, problem, cache)
-                     : launch<CodesLayout<128>>(context, problem, cache);
+  if (std::getenv("OCTET_PREFILL_VARIANT") != nullptr) {
+    p.keys.width == 64 ? launch<CodesLayout<64, false>>(context, problem, cache)
+                       : launch<CodesLayout<128, false>>(context, problem, cache);
+  } else {
+    p.keys.width == 64 ? launch<CodesLayout<64, true>>(context, problem, cache)
+                       : launch<CodesLayout<128, true>>(context, problem, cache);
+  }
 }
 
 }  // namespace octet::cuda

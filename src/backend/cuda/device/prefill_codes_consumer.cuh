@@ -14,11 +14,10 @@ class CodesConsumer : public PrefillRows<Layout> {
   static constexpr int kWidth = Layout::kWidth;
   static constexpr int kTiles = kChunkKeys / kTileKeys;
   using Rows = PrefillRows<Layout>;
-  using Place = RingPlace<Layout::kSlots>;
   using Rows::base_, Rows::lane_, Rows::shared_, Rows::factor_, Rows::out_, Rows::total_maximum_,
       Rows::total_sum_;
 
-  Place keys_, values_;  // of the chunk's first tile
+  RingPlace<Layout::kStages> place_;
   // Of the chunk: scores of each tile, then softmax weights; then those' terms, by step of 32 keys.
   float scores_[kTiles][32];
   uint32_t weights_[kTiles][2][2][4];  // tile, term (low, high), step
@@ -38,50 +37,35 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
 #pragma unroll
     for (float& value : out_) value = 0;
-    const int begin = none ? item.limit : uniform(item.begin_of(this->p_, first_row));
-    const int limit = none ? item.begin : uniform(item.position_of(this->p_, last_row) + 1);
-    // All rows see all of the chunks in [whole_begin, whole_end).
+    const int begin = none ? 0 : uniform(item.begin_of(this->p_, first_row));
+    const int limit = none ? 0 : uniform(item.position_of(this->p_, last_row) + 1);
+    // All rows see all keys in [whole_begin, whole_end).
     const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
-    const int whole_end =
-        none ? 0 : uniform(item.position_of(this->p_, first_row)) + 2 - kChunkKeys;
+    const int whole_end = none ? 0 : uniform(item.position_of(this->p_, first_row)) + 1;
 #pragma unroll 1
     for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
          chunk += kChunkKeys) {
-      const ChunkTiles all(chunk, item.begin, item.limit), own(chunk, begin, limit);
-      if (own.count() > 0) {
-        const bool whole = chunk >= whole_begin && chunk < whole_end;
-        own.end > 2 ? take_chunk<4>(all, own, whole) : take_chunk<2>(all, own, false);
+      if (chunk + kChunkKeys <= begin || chunk >= limit) {
+        wait(Layout::kKeysHere);
+        release(Layout::kKeysEmpty);
+        wait(Layout::kValuesReady);
+        release(Layout::kValuesEmpty);
+      } else if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
+        take_chunk<true>(chunk, begin, limit, whole_begin, whole_end);
       } else {
-        for (int i = 0; i < all.count(); ++i) skip_keys(i);
-        for (int i = 0; i < all.count(); ++i) skip_values(i);
+        take_chunk<false>(chunk, begin, limit, whole_begin, whole_end);
       }
-      keys_ = ahead(keys_, all.count());
-      values_ = ahead(values_, all.count());
+      place_.advance();
     }
   }
 
  private:
-  __device__ static Place ahead(Place place, int tiles) {
-    place.slot += tiles;
-    if (place.slot >= Layout::kSlots) place.slot -= Layout::kSlots, place.parity ^= 1;
-    return place;
+  __device__ void wait(int barriers) const {
+    barrier_wait(base_ + barriers + 8 * place_.slot, place_.parity);
   }
-  __device__ void wait(int barriers, const Place& place) const {
-    barrier_wait(base_ + barriers + 8 * place.slot, place.parity);
-  }
-  __device__ void release(int barriers, const Place& place) const {
+  __device__ void release(int barriers) const {
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(base_ + barriers + 8 * place.slot);
-  }
-  __device__ void skip_keys(int tile) const {
-    const Place place = ahead(keys_, tile);
-    wait(Layout::kKeysHere, place);
-    release(Layout::kKeysEmpty, place);
-  }
-  __device__ void skip_values(int tile) const {
-    const Place place = ahead(values_, tile);
-    wait(Layout::kValuesReady, place);
-    release(Layout::kValuesEmpty, place);
+    if (lane_ == 0) barrier_arrive(base_ + barriers + 8 * place_.slot);
   }
 
   __device__ void place_queries() {
@@ -132,36 +116,43 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
   }
 
-  // The chunk's part of the rows, which see none of its tiles from kCount on. For tiles that no row
-  // sees another one's keys and values serve: their weights are zeros.
-  template <int kCount>
-  __device__ void take_chunk(const ChunkTiles& all, const ChunkTiles& own, bool whole) {
-    const auto is_own = [&](int tile) { return tile >= own.first && tile < own.end; };
-    const auto place = [&](const Place& first, int tile) {
-      return ahead(first, (is_own(tile) ? tile : own.first) - all.first);
+  // The chunk's part of the rows, which see keys in [begin, limit), all those in [whole_begin,
+  // whole_end). What its other tiles hold
+  // counts for nothing: weights are zeros there, and values never NaN.
+  template <bool kWhole>
+  __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
+    const auto is_own = [&](int tile) {
+      const int first = chunk + tile * kTileKeys;
+      return kWhole || (first + kTileKeys > begin && first < limit);
     };
+    wait(Layout::kKeysHere);
+    const uint32_t keys = base_ + Layout::kKeys + place_.slot * Layout::kChunkBytes;
 #pragma unroll
-    for (int tile = 0; tile < kCount; ++tile) start_keys(tile, place(keys_, tile));
+    for (int tile = 0; tile < kTiles; ++tile) start_keys(tile, keys);
     float largest[2][2];  // of a row's even and odd columns
 #pragma unroll
     for (auto& row : largest) row[0] = row[1] = -INFINITY;
-    unsigned seen[kCount][2];
+    [[maybe_unused]] unsigned seen[kTiles][2];
 #pragma unroll
-    for (int tile = 0; tile < kCount; ++tile) {
-      float2 scales[8];
-      load_scales(Layout::kKeyScales, place(keys_, tile), scales);
-      wait_for_scores(kCount - 1 - tile);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      wait_for_scores(kTiles - 1 - tile);
       auto& scores = scores_[tile];
       wgmma_hold(scores);
-      scale_columns(scales, scores);
-      if (!whole) {
+      if (!is_own(tile)) continue;
+      scale_columns(Layout::kKeyScales, tile, scores);
+      if constexpr (!kWhole) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          seen[tile][h] = this->seen(h, all.begin + tile * kTileKeys);
+        for (int h = 0; h < 2; ++h) seen[tile][h] = 0xFFFF;
+        const int first = chunk + tile * kTileKeys;
+        if (first < whole_begin || first + kTileKeys > whole_end) {
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            float& score = scores[i / 2 * 4 + 2 * h + i % 2];
-            if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
+          for (int h = 0; h < 2; ++h) {
+            seen[tile][h] = this->seen(h, first);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+              float& score = scores[i / 2 * 4 + 2 * h + i % 2];
+              if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
+            }
           }
         }
       }
@@ -171,7 +162,7 @@ class CodesConsumer : public PrefillRows<Layout> {
         most = fmaxf(most, scores[i]);
       }
     }
-    for (int i = 0; i < all.count(); ++i) skip_keys(i);
+    release(Layout::kKeysEmpty);
 
     Fold folding[2];
     float shift[2], power[2];  // 2^power of a row's value scales
@@ -182,33 +173,40 @@ class CodesConsumer : public PrefillRows<Layout> {
       total_maximum_[h] = folding[h].maximum;
       shift[h] = maximum == -INFINITY ? 0.0f : -maximum;
     }
-    for (int i = 0; i < all.count(); ++i) wait(Layout::kValuesReady, ahead(values_, i));
-    if (whole) {
-      const int slot = values_.slot;
-      power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[slot];
+    wait(Layout::kValuesReady);
+    if constexpr (kWhole) {
+      power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
     } else {
       float top[2] = {0, 0};
 #pragma unroll
-      for (int tile = 0; tile < kCount; ++tile) {
+      for (int tile = 0; tile < kTiles; ++tile) {
         if (!is_own(tile)) continue;
-        float2 scales[8];
-        load_scales(Layout::kValueScales, place(values_, tile), scales);
+        const float2* scales = columns(Layout::kValueScales, tile);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int j = 0; j < 8; ++j) {
+          const float2 scale = scales[4 * j];
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const float scale = i % 2 == 0 ? scales[i / 2].x : scales[i / 2].y;
-            if ((seen[tile][h] >> i & 1) != 0) top[h] = fmaxf(top[h], scale);
+          for (int h = 0; h < 2; ++h) {
+            if ((seen[tile][h] >> 2 * j & 1) != 0) top[h] = fmaxf(top[h], scale.x);
+            if ((seen[tile][h] >> 2 * j & 2) != 0) top[h] = fmaxf(top[h], scale.y);
           }
         }
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) power[h] = power_of_two(value_power(quad_max(top[h])));
     }
+    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
+    float values[2][32];       // of the halves of the chunk
     float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
 #pragma unroll
-    for (int tile = 0; tile < kCount; ++tile) {
-      weigh(tile, place(values_, tile), whole, seen[tile], shift, power, sums);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (is_own(tile)) {
+        weigh<kWhole>(tile, seen[tile], shift, power, sums);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
+      }
+      if (Layout::kEarly && kWhole && tile == 1) start_values(from, 0, 0, values[0]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -221,33 +219,17 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
 #pragma unroll
     for (int slab = 0; slab < kWidth / 64; ++slab) {
-      float values[kCount / 2][32];  // of halves of a chunk
-#pragma unroll
-      for (auto& half : values) wgmma_hold(half);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < 4 * kCount; ++step) {  // by half, term, tile, 32 keys
-        const int term = step / 4 % 2, tile = step / 8 * 2 + step / 2 % 2;
-        const uint32_t from =
-            base_ + Layout::kValues + place(values_, tile).slot * Layout::kTileBytes;
-        wgmma_code_values(
-            values[step / 8], weights_[tile][term][step % 2],
-            descriptor<0>(from, step % 2 * 2 * Layout::kBlockBytes + slab * (64 * 16)),
-            step % 8 > 0);
-      }
-      wgmma_commit();
+      if (!Layout::kEarly || !kWhole || slab > 0) start_values(from, slab, 0, values[0]);
+      start_values(from, slab, 1, values[1]);
       wgmma_wait<0>();
-#pragma unroll
-      for (auto& half : values) wgmma_hold(half);
-      if (slab + 1 == kWidth / 64) {
-        for (int i = 0; i < all.count(); ++i) skip_values(i);
-      }
+      wgmma_hold(values[0]);
+      wgmma_hold(values[1]);
+      if (slab + 1 == kWidth / 64) release(Layout::kValuesEmpty);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int h = i % 4 / 2;
         float& out = out_[32 * slab + i];
-        const float value = kCount == 2 ? values[0][i] : values[0][i] + values[kCount / 2 - 1][i];
-        out = fold(folding[h], out, value * power[h]);
+        out = fold(folding[h], out, (values[0][i] + values[1][i]) * power[h]);
       }
     }
   }
@@ -262,21 +244,22 @@ class CodesConsumer : public PrefillRows<Layout> {
     constexpr uint32_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
     return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
   }
-  // Those of the lane's columns of a tile.
-  __device__ void load_scales(int offset, const Place& place, float2 (&scales)[8]) const {
-    const auto* from = reinterpret_cast<const float2*>(shared_ + offset) +
-                       place.slot * (kTileKeys / 2) + lane_ % 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) scales[j] = from[4 * j];
+  // Floats of the stage, those of the lane's first columns of a tile; the next ones are four on.
+  __device__ const float2* columns(int offset, int tile) const {
+    return reinterpret_cast<const float2*>(shared_ + offset + place_.slot * Layout::kScaleBytes) +
+           tile * (kTileKeys / 2) + lane_ % 4;
   }
-  __device__ static void scale_columns(const float2 (&scales)[8], float (&scores)[32]) {
+  __device__ void scale_columns(int offset, int tile, float (&scores)[32]) const {
+    const float2* scales = columns(offset, tile);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) scores[i] *= i % 2 == 0 ? scales[i / 4].x : scales[i / 4].y;
+    for (int j = 0; j < 8; ++j) {
+      const float2 scale = scales[4 * j];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[4 * j + e] *= e % 2 == 0 ? scale.x : scale.y;
+    }
   }
 
-  __device__ void start_keys(int tile, const Place& place) {
-    wait(Layout::kKeysHere, place);
-    const uint32_t keys = base_ + Layout::kKeys + place.slot * Layout::kTileBytes;
+  __device__ void start_keys(int tile, uint32_t keys) {
     wgmma_hold(scores_[tile]);
     wgmma_fence();
 #pragma unroll
@@ -286,7 +269,7 @@ class CodesConsumer : public PrefillRows<Layout> {
         const int at = (1 - term) * kWidth + step * 32;  // low terms first
         Wgmma<64>::run<Operands::kE4M3>(
             scores_[tile], descriptor<128>(this->query_tile(), at / 128 * kSlabBytes + at % 128),
-            descriptor<kWidth>(keys, step * 32), term + step > 0);
+            descriptor<kWidth>(keys, tile * Layout::kTileBytes + step * 32), term + step > 0);
       }
     }
     wgmma_commit();
@@ -297,12 +280,24 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (pending == 1) wgmma_wait<1>();
     if (pending == 0) wgmma_wait<0>();
   }
+  // The weights' terms and the values of half a chunk, 64 head elements of them.
+  __device__ void start_values(uint32_t from, int slab, int half, float (&values)[32]) {
+    wgmma_hold(values);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {  // term, tile of the half, 32 keys
+      const int tile = 2 * half + step / 2 % 2;
+      const int at = tile * Layout::kTileBytes + step % 2 * 2 * Layout::kBlockBytes;
+      wgmma_code_values(values, weights_[tile][step / 4][step % 2],
+                        descriptor<0>(from, at + slab * (64 * 16)), step > 0);
+    }
+    wgmma_commit();
+  }
   // From a tile's scores to the terms of its weights.
-  __device__ void weigh(int tile, const Place& place, bool whole, unsigned (&seen)[2],
-                        const float (&shift)[2], const float (&power)[2], float (&sums)[4][2][2]) {
+  template <bool kWhole>
+  __device__ void weigh(int tile, unsigned (&seen)[2], const float (&shift)[2],
+                        const float (&power)[2], float (&sums)[4][2][2]) {
     auto& scores = scores_[tile];
-    float2 scales[8];
-    load_scales(whole ? Layout::kReadyScales : Layout::kValueScales, place, scales);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int h = i % 4 / 2;
@@ -313,19 +308,21 @@ class CodesConsumer : public PrefillRows<Layout> {
       const int at = i / 4 * 8 + i % 4;
       sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
     }
-    if (whole) {
-      scale_columns(scales, scores);
+    if constexpr (kWhole) {
+      scale_columns(Layout::kReadyScales, tile, scores);
     } else {
+      const float2* scales = columns(Layout::kValueScales, tile);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // From anew, which is sooner tested than 32 predicates are kept.
         seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
         const float up = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));  // 2^-power
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const float scale = i % 2 == 0 ? scales[i / 2].x : scales[i / 2].y;
-          const float own = (seen[h] >> i & 1) != 0 ? scale : 0.0f;
-          scores[i / 2 * 4 + 2 * h + i % 2] *= own * up;
+        for (int j = 0; j < 8; ++j) {
+          const float2 scale = scales[4 * j];
+          float* own = &scores[4 * j + 2 * h];
+          own[0] *= (seen[h] >> 2 * j & 1) != 0 ? scale.x * up : 0.0f;
+          own[1] *= (seen[h] >> 2 * j & 2) != 0 ? scale.y * up : 0.0f;
         }
       }
     }

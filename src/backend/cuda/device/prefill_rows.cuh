@@ -61,9 +61,11 @@ class PrefillRows {
     const uint32_t staged = staging();
     warpgroup_sync(1 + group_);  // the queries are no longer used
     const uint32_t own = staged + lane_ / 4 * (2 * kWidth) + lane_ % 4 * 4;
+    divide(0);
+    divide(1);
+    __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      divide(h);
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
         const int piece = j / 8 * 8 + (j % 8 ^ lane_ / 4);
