@@ -1,6 +1,7 @@
-// Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences. Warps have a
-// chunk's keys, values and scales brought by the tensor memory accelerator, some chunks ahead;
-// others bring the queries' terms; warpgroups take chunk after chunk in turn.
+// Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences, a few at once.
+// Each of these has a stage of shared memory, which warps of its own fill (the tensor memory
+// accelerator brings keys and values) and a warpgroup works on. Chunks that sequences share go
+// first, in a launch that the other need not wait for.
 #include <algorithm>
 
 #include "backend/cuda/attention.h"
@@ -22,8 +23,8 @@ template <int kWidth, int kRows, Chunks kChunks>
 struct Roles {
   using Codes = DecodeCodes<kWidth, kRows>;
   using Walk = octet::cuda::Walk<kRows, kChunks>;
-  // Each stage has a warpgroup that takes its chunks, warps that have them brought (it takes a warp
-  // long to ask for one copy), and warps that bring their queries.
+  // A stage has a warpgroup, loaders (it takes a warp long to ask for one copy) and query warps;
+  // the block's warps are ordered by role, then stage.
   static constexpr bool kMany = kRows > 16;
   static constexpr int kStages = kMany ? 2 : 3;
   static constexpr int kLoaders = kMany ? 1 : 2, kQueryWarps = kMany ? 2 : 1;
@@ -58,7 +59,7 @@ struct Roles {
   // A warp asks for its share of the keys, values and scales of a stage's chunks.
   __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map, int slot,
                        int loader) const {
-    constexpr int kBlocks = kChunkKeys / kBlockKeys, kShare = kBlocks / kLoaders;
+    constexpr int kBlocks = Codes::kBlocks, kShare = kBlocks / kLoaders;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint64_t policy = kChunks == Chunks::kOwn ? read_once() : read_again();
     const uint32_t to = base + slot * Codes::kStageBytes, barrier = full + 8 * slot;

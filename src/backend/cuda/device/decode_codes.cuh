@@ -278,7 +278,7 @@ struct DecodeCodes {
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i) {
         const int at = column / 2 * 4 + i % 2 * 2 + column % 2;
-        *(to[column] + 32 * i - 24 * (i % 2)) = (o[i / 2][0][at] + o[i / 2][1][at]) * up;
+        to[column][32 * i - 24 * (i % 2)] = (o[i / 2][0][at] + o[i / 2][1][at]) * up;
       }
     }
   }
