@@ -268,6 +268,57 @@ TEST_F(AttentionCuda, PagesOfCodesHaveWholeBlocks) {
   EXPECT_THROW(run_attention(gpu(), p, sequences, {whole(sequences)}), Error);
 }
 
+// More sequences than one launch takes, with pages in common, against the same in two calls.
+TEST_F(AttentionCuda, ManySequencesEqualFew) {
+  constexpr int64_t kPages = 300, kSequences = 1800, kTablePages = 20, kHalf = kSequences / 2;
+  constexpr int64_t kHeads = 4, kWidth = 128;
+  const Shape pages{kPages, 1, 16, kWidth}, scales{kPages, 1, 16};
+  Array k(DType::kE4M3, pages), v(DType::kE4M3, pages);
+  Array k_scale(DType::kF32, scales), v_scale(DType::kF32, scales);
+  std::vector<int32_t> slots(static_cast<size_t>(kPages * 16));
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i);
+  const Array new_k = random_array(DType::kBF16, Shape{kPages * 16, 1, kWidth}, 1);
+  const Array new_v = random_array(DType::kBF16, Shape{kPages * 16, 1, kWidth}, 2);
+  gpu().kv_append({new_k, new_v, Array(slots), {k, v, k_scale, v_scale}});
+  const Array q = random_array(DType::kBF16, Shape{kSequences, kHeads, kWidth}, 3);
+  Array out(DType::kBF16, Shape{kSequences, kHeads, kWidth});
+  const auto attend = [&](int64_t begin, int64_t end) {
+    RandomSequence random({.seed = 4}, RngUse::kShuffle);
+    std::vector<int32_t> offsets{0}, lengths, firsts, shared;
+    Array table(DType::kI32, Shape{end - begin, kTablePages});
+    for (int64_t s = 0; s < kSequences; ++s) {
+      const auto length = static_cast<int32_t>(257 + random.next_below(60));
+      const bool inside = s >= begin && s < end;
+      for (int64_t i = 0; i < kTablePages; ++i) {  // runs of 30 sequences begin with 16 pages
+        const double page = i < 16 ? static_cast<double>((s / 30 * 7 + i) % kPages)
+                                   : static_cast<double>(random.next_below(kPages));
+        if (inside) table.set((s - begin) * kTablePages + i, page);
+      }
+      if (!inside) continue;
+      lengths.push_back(length);
+      offsets.push_back(static_cast<int32_t>(lengths.size()));
+      firsts.push_back(static_cast<int32_t>(s / 30 * 30 - begin));
+      shared.push_back(16);
+    }
+    const Array offsets_array(offsets), lengths_array(lengths);
+    const Array firsts_array(firsts), shared_array(shared);
+    const TensorView rows = q.view().slice_rows(begin, end - begin),
+                     results = out.view().slice_rows(begin, end - begin);
+    gpu().attention(
+        {.q = rows,
+         .cache = {k, v, k_scale, v_scale},
+         .batch = {offsets_array, lengths_array, table, 1, 320, firsts_array, shared_array, 16},
+         .out = results,
+         .lse = {},
+         .scale = 0.1f});
+  };
+  attend(0, kHalf);
+  attend(kHalf, kSequences);
+  const std::vector<char> few = out.bytes();
+  attend(0, kSequences);
+  EXPECT_TRUE(out.bytes() == few);
+}
+
 TEST_F(AttentionCuda, NoContextGivesZeros) {
   for (const DType cache : {DType::kBF16, DType::kE4M3}) {
     for (const int64_t heads : {4, 40}) {  // a group of 20 takes the other kernel
