@@ -69,10 +69,9 @@ void launch(Context& context, PrefillProblem& p) {
 }  // namespace
 
 bool attention_prefill(Context& context, const AttentionProblem& p) {
-  constexpr int64_t kMostRows = int64_t{1} << 27;
   const int width = p.keys.width;
   if (context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
-      int64_t{p.num_tokens} * p.group >= kMostRows || p.group > 32 || p.q_stride % 8 != 0 ||
+      int64_t{p.num_tokens} * p.group >= kMostPrefillRows || p.group > 32 || p.q_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }

@@ -2,7 +2,6 @@
 // and values (device/prefill_codes.cuh) and of consumers with 64 query rows each, on wgmma's FP8
 // products. The arithmetic of a row is the class of attention_codes.cuh.
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -91,14 +90,15 @@ void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) 
 
 void attention_prefill_codes(Context& context, const AttentionProblem& p,
                              const ops::KvCacheView& cache) {
-  PrefillProblem problem = prefill_problem(p);
-  if (std::getenv("OCTET_PREFILL_VARIANT") != nullptr) {
-    p.keys.width == 64 ? launch<CodesLayout<64, false>>(context, problem, cache)
-                       : launch<CodesLayout<128, false>>(context, problem, cache);
-  } else {
-    p.keys.width == 64 ? launch<CodesLayout<64, true>>(context, problem, cache)
-                       : launch<CodesLayout<128, true>>(context, problem, cache);
+  if (int64_t{p.num_tokens} * p.group >= kMostPrefillRows) {
+    fail("attention",
+         "at most {} rows of queries and heads go at once, but {} x {} are given; take "
+         "fewer tokens a step",
+         kMostPrefillRows, p.num_tokens, p.group);
   }
+  PrefillProblem problem = prefill_problem(p);
+  p.keys.width == 64 ? launch<CodesLayout<64>>(context, problem, cache)
+                     : launch<CodesLayout<128>>(context, problem, cache);
 }
 
 }  // namespace octet::cuda

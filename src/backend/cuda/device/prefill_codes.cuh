@@ -14,9 +14,8 @@
 
 namespace octet::cuda {
 
-template <int kHeadWidth, bool kIsEarly>
+template <int kHeadWidth>
 struct CodesLayout {
-  static constexpr bool kEarly = kIsEarly;
   static constexpr int kWidth = kHeadWidth;
   static constexpr int kConsumers = 2;           // warpgroups of a block; a third one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group

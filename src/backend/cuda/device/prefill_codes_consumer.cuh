@@ -116,9 +116,9 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
   }
 
-  // The chunk's part of the rows, which see keys in [begin, limit), all those in [whole_begin,
-  // whole_end). What its other tiles hold
-  // counts for nothing: weights are zeros there, and values never NaN.
+  // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
+  // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,
+  // and values never NaN.
   template <bool kWhole>
   __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
     const auto is_own = [&](int tile) {
@@ -195,8 +195,6 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) power[h] = power_of_two(value_power(quad_max(top[h])));
     }
-    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
-    float values[2][32];       // of the halves of the chunk
     float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -206,7 +204,6 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
         for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
       }
-      if (Layout::kEarly && kWhole && tile == 1) start_values(from, 0, 0, values[0]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -217,10 +214,12 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
       total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[0] + sum[1]));
     }
+    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
 #pragma unroll
     for (int slab = 0; slab < kWidth / 64; ++slab) {
-      if (!Layout::kEarly || !kWhole || slab > 0) start_values(from, slab, 0, values[0]);
-      start_values(from, slab, 1, values[1]);
+      float values[2][32];  // of the halves of the chunk
+#pragma unroll
+      for (int half = 0; half < 2; ++half) start_values(from, slab, half, values[half]);
       wgmma_wait<0>();
       wgmma_hold(values[0]);
       wgmma_hold(values[1]);
@@ -274,6 +273,7 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
     wgmma_commit();
   }
+  // Until `pending` tiles are still being multiplied.
   __device__ static void wait_for_scores(int pending) {
     if (pending == 3) wgmma_wait<3>();
     if (pending == 2) wgmma_wait<2>();
@@ -314,7 +314,7 @@ class CodesConsumer : public PrefillRows<Layout> {
       const float2* scales = columns(Layout::kValueScales, tile);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // From anew, which is sooner tested than 32 predicates are kept.
+        // A copy that the compiler takes for another one: tested anew, not kept as predicates.
         seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
         const float up = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));  // 2^-power
 #pragma unroll

@@ -1,6 +1,7 @@
-// What the roles of a block of the prefill kernel share: its work items, and its shared memory.
+// What the roles of a block of the prefill kernels share: their work items; and, of that over BF16
+// pages, the shared memory.
 //
-// A tile of 16-bit operands lies in shared memory as slabs of 64 columns, each a row of 128 bytes
+// A tile of BF16 operands lies in shared memory as slabs of 64 columns, each a row of 128 bytes
 // for each key or query, swizzled by 128 for the matrix unit. Keys and queries have their columns
 // in the order of the class's contraction (attention_tile.cuh): which sixteen meet in a step is
 // part of a row's bytes, their places within the step are not.
@@ -25,7 +26,7 @@ struct PrefillProblem : AttentionProblem {
   }
 };
 
-// Rows of a sequence must be fewer than 2^27.
+inline constexpr int64_t kMostPrefillRows = int64_t{1} << 27;  // fewer than this: for token_of
 inline PrefillProblem prefill_problem(const AttentionProblem& p) {
   PrefillProblem problem{p, 0, 0, nullptr};
   if (p.group > 1) {
