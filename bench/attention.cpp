@@ -63,6 +63,7 @@ std::vector<AttentionCase> default_attention_cases() {
   }
   // 16 prompts of 1,008 tokens (whole pages) with 16 samples each, halfway through 1,000 new ones.
   cases.push_back({.sequences = 256, .context = 1508, .group = 16, .shared = 1008});
+  cases.push_back({.sequences = 32, .new_tokens = 512, .context = 512});
   cases.push_back({.sequences = 8, .new_tokens = 1024, .context = 1024});
   cases.push_back({.sequences = 2, .new_tokens = 4096, .context = 4096});
   return cases;

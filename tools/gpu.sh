@@ -36,9 +36,9 @@ test() {
 # Small cases of every kernel under the memory checker, those that share memory under the race one.
 sanitize() {
   keep compute-sanitizer --error-exitcode 1 --tool memcheck "$parity" --gtest_brief=1 \
-    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:OpsCudaFused.Draws*:OpsCudaFused.Att*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
+    --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:OpsCuda.Filters*:OpsCudaFused.Draws*:OpsCudaFused.Att*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
   keep compute-sanitizer --error-exitcode 1 --tool racecheck "$parity" --gtest_brief=1 \
-    --gtest_filter='OpsCuda.Norms*:OpsCuda.LogProbs*:*LinearCuda.WeightG*:AttentionCuda.Back*'
+    --gtest_filter='OpsCuda.Norms*:OpsCuda.LogProbs*:OpsCuda.Filters*:*LinearCuda.WeightG*:AttentionCuda.Back*'
 }
 
 # 0 differing log-probabilities between decoding and one scoring pass: every flow, granularity and

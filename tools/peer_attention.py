@@ -46,5 +46,6 @@ def measure(sequences: int, length: int) -> None:
 
 
 if __name__ == "__main__":
+    measure(32, 512)
     measure(8, 1024)
     measure(2, 4096)

@@ -10,9 +10,23 @@
 
 namespace octet::ops {
 
+// E4M3 values of a page's head lie in blocks of 16 tokens, each [D][16]: the matrix units want a
+// head element's tokens side by side. Token i of a block stands at place value_place(i) of its 16,
+// which is the order in which a lane holds the scores of a tile.
+inline constexpr int64_t kValueBlock = 16;
+constexpr int64_t value_place(int64_t token) {
+  return token / 2 % 4 * 4 + token / 8 % 2 * 2 + token % 2;
+}
+// Where element d of a page's token lies among its head's P × D elements.
+constexpr int64_t value_index(int64_t token, int64_t d, int64_t width) {
+  return (token / kValueBlock * width + d) * kValueBlock + value_place(token % kValueBlock);
+}
+
 // One layer's pages. k, v [num_pages, G, P, D] in BF16, F32 or E4M3: a head's tokens of a page lie
 // side by side; for E4M3 k_scale, v_scale [num_pages, G, P] F32 (per token and head, from its own
-// amax, by the one quantiser).
+// amax, by the one quantiser), P is a multiple of kValueBlock, and v lies as value_index says. No
+// E4M3 code of a cache is NaN: a token's head with a NaN has NaN for its scale, and 0 for the code
+// of the NaN.
 struct KvCacheView {
   tensor::TensorView k, v;
   tensor::TensorView k_scale, v_scale;
@@ -45,7 +59,8 @@ struct AttentionInputsArgs {
   bool keep_k = true;  // false: k_out may be left unwritten
 };
 
-// The first `num_tokens` tokens of page `source` go to page `destination`.
+// The first `num_tokens` tokens of page `source` go to page `destination`; E4M3 values in whole
+// blocks.
 struct KvPageCopy {
   int32_t source = 0;
   int32_t destination = 0;

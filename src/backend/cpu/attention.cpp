@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/attention.cpp"  // NOLINT
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
@@ -21,7 +22,7 @@ using tensor::DType;
 using tensor::Shape;
 using tensor::TensorView;
 
-constexpr int64_t kMaxHeadWidth = 256;
+constexpr auto kMaxWidth = static_cast<int64_t>(kMaxHeadWidth);
 
 void check_cache(std::string_view op, const ops::KvCacheView& cache) {
   require_rank(op, "cache.k", cache.k, 4, 4);
@@ -32,6 +33,10 @@ void check_cache(std::string_view op, const ops::KvCacheView& cache) {
     fail(op, "the cache must be BF16, F32 or E4M3, but is {}", tensor::dtype_name(dtype));
   }
   if (dtype == DType::kE4M3) {
+    if (cache.page_size() % ops::kValueBlock != 0) {
+      fail(op, "pages of E4M3 must have a multiple of {} tokens, but have {}", ops::kValueBlock,
+           cache.page_size());
+    }
     const Shape shape{cache.k.shape[0], cache.k.shape[1], cache.k.shape[2]};
     for (const TensorView* scales : {&cache.k_scale, &cache.v_scale}) {
       const char* name = scales == &cache.k_scale ? "cache.k_scale" : "cache.v_scale";
@@ -40,10 +45,10 @@ void check_cache(std::string_view op, const ops::KvCacheView& cache) {
     }
   }
   const int64_t width = cache.k.shape[3];
-  if (cache.num_heads() < 1 || cache.page_size() < 1 || width < 2 || width > kMaxHeadWidth ||
+  if (cache.num_heads() < 1 || cache.page_size() < 1 || width < 2 || width > kMaxWidth ||
       width % 2 != 0) {
     fail(op, "the cache must have pages, heads and an even head width up to {}, but is {}",
-         kMaxHeadWidth, cache.k.shape.to_string());
+         kMaxWidth, cache.k.shape.to_string());
   }
 }
 
@@ -117,9 +122,23 @@ void check_batch(std::string_view op, const ops::AttentionBatch& batch, int64_t 
   }
 }
 
-// All heads of one token of k or v into a slot; E4M3 by the one quantiser, a scale per head.
+// One head of a token by the one quantiser; values [width] into `codes`. Returns the scale, which
+// is NaN where a code was; that becomes 0.
+float quantize_head(const CodecKernels& codec, const float* values, int64_t width, uint8_t* codes,
+                    ops::QuantizeCounters& counters) {
+  float scale = scale_of(codec.largest(values, width), DType::kE4M3, tensor::ScaleFormat::kF32);
+  codec.encode(values, width, scale, DType::kE4M3, codes, counters);
+  for (int64_t i = 0; i < width; ++i) {
+    if ((codes[i] & 0x7F) != 0x7F) continue;
+    codes[i] = 0;
+    scale = std::numeric_limits<float>::quiet_NaN();
+  }
+  return scale;
+}
+
+// All heads of one token of k or v into a slot; E4M3 with a scale per head, values in blocks.
 void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
-                  const TensorView& cache, const TensorView& scales, int64_t slot,
+                  const TensorView& cache, const TensorView& scales, bool is_key, int64_t slot,
                   ops::QuantizeCounters& counters) {
   const int64_t num_heads = cache.shape[1], page_size = cache.shape[2], width = cache.shape[3];
   const int64_t page = slot / page_size, offset = slot % page_size;
@@ -134,10 +153,12 @@ void append_token(const CodecKernels& codec, const TensorView& x, int64_t token,
       codec.f32_to_bf16(values, width, cache.as<uint16_t>() + at);
     } else {
       load_row_as_bf16(codec, x, token, g * width, width, values);
-      const float scale =
-          scale_of(codec.largest(values, width), cache.dtype, tensor::ScaleFormat::kF32);
-      codec.encode(values, width, scale, cache.dtype, cache.as<uint8_t>() + at, counters);
-      scales.row<float>(page)[row] = scale;
+      uint8_t codes[kMaxHeadWidth];
+      uint8_t* to = is_key ? cache.as<uint8_t>() + at : codes;
+      scales.row<float>(page)[row] = quantize_head(codec, values, width, to, counters);
+      if (is_key) continue;
+      to = cache.as<uint8_t>() + page * cache.row_stride + g * page_size * width;
+      for (int64_t d = 0; d < width; ++d) to[ops::value_index(offset, d, width)] = codes[d];
     }
   }
 }
@@ -166,8 +187,8 @@ void kv_append(Context& context, const ops::KvAppendArgs& args) {
     for (int64_t t = begin; t < end; ++t) {
       const int32_t slot = *args.slots.row<int32_t>(t);
       if (slot < 0) continue;
-      append_token(codec, args.k, t, args.cache.k, args.cache.k_scale, slot, counters);
-      append_token(codec, args.v, t, args.cache.v, args.cache.v_scale, slot, counters);
+      append_token(codec, args.k, t, args.cache.k, args.cache.k_scale, true, slot, counters);
+      append_token(codec, args.v, t, args.cache.v, args.cache.v_scale, false, slot, counters);
     }
     add_counters(context.counters, counters);
   });
@@ -192,8 +213,10 @@ void kv_copy(Context&, const ops::KvCopyArgs& args) {
     if (!quantized && (view == &args.cache.k_scale || view == &args.cache.v_scale)) continue;
     const int64_t head_bytes =
         view->row_elements() / args.cache.num_heads() * tensor::dtype_bytes(view->dtype);
+    const int64_t step = quantized && view == &args.cache.v ? ops::kValueBlock : 1;
     for (const ops::KvPageCopy& copy : args.copies) {
-      const int64_t copied = head_bytes / args.cache.page_size() * copy.num_tokens;
+      const int64_t num_tokens = divide_up(copy.num_tokens, step) * step;
+      const int64_t copied = head_bytes / args.cache.page_size() * num_tokens;
       auto* to = static_cast<char*>(row_at(*view, copy.destination));
       const auto* from = static_cast<const char*>(row_at(*view, copy.source));
       if (to == from) continue;

@@ -78,7 +78,7 @@ void attention_backward_item(const ops::AttentionBackwardArgs& args, const Atten
     for (size_t tile_begin = begin / kTile * kTile; tile_begin < end; tile_begin += kTile) {
       load_tile(args.cache.k, args.cache.k_scale, item, tile_begin, begin, end, keys);
       transpose_tile(keys, width, keys_t);
-      load_tile(args.cache.v, args.cache.v_scale, item, tile_begin, begin, end, values);
+      load_values(args.cache, item, tile_begin, begin, end, values);
       transpose_tile(values, width, values_t);
       for (size_t r = 0; r < rows; r += 4) {
         const size_t count = std::min<size_t>(4, rows - r);

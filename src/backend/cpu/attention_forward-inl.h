@@ -116,7 +116,7 @@ void attention_item(const ops::AttentionArgs& args, const AttentionItem& item, f
   for (size_t tile_begin = begin / kTile * kTile; tile_begin < end; tile_begin += kTile) {
     load_tile(args.cache.k, args.cache.k_scale, item, tile_begin, begin, end, tile);
     transpose_tile(tile, width, keys);
-    load_tile(args.cache.v, args.cache.v_scale, item, tile_begin, begin, end, values);
+    load_values(args.cache, item, tile_begin, begin, end, values);
     // A tile that a token does not see at all leaves no trace in its rows; blocks of rows may span
     // tokens, but not tokens that see nothing here (the first ones, and with a window the last).
     size_t r = 0;

@@ -12,6 +12,7 @@
 namespace octet::cpu {
 
 inline constexpr size_t kTile = static_cast<size_t>(ops::kAttentionTile);
+inline constexpr size_t kMaxHeadWidth = 256;
 inline constexpr size_t kMaxLanes = 16;  // F32 rows of scratch are padded to whole vectors
 
 inline size_t padded_width(size_t width) { return (width + kMaxLanes - 1) / kMaxLanes * kMaxLanes; }
@@ -142,6 +143,70 @@ HWY_INLINE void load_tile(const TensorView& cache, const TensorView& scales,
       widen_row(cache.as<float>() + at, width, row);
     } else {
       widen_row(cache.as<uint16_t>() + at, width, row);
+    }
+  }
+}
+
+// The 16 tokens of a block of E4M3 values, codes [width][16], as rows `to` [16][stride].
+HWY_INLINE void transpose_block(const uint8_t* block, size_t width, size_t stride, uint8_t* to) {
+  size_t c = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<uint8_t, 16> d8;
+  for (; c + 16 <= width; c += 16) {
+    // Interleaving the lower with the upper half of sixteen rows four times transposes them.
+    hn::Vec<decltype(d8)> rows[16], next[16];
+    for (size_t i = 0; i < 16; ++i) rows[i] = hn::LoadU(d8, block + (c + i) * 16);
+    for (int round = 0; round < 4; ++round) {
+      for (size_t i = 0; i < 8; ++i) {
+        next[2 * i] = hn::InterleaveLower(d8, rows[i], rows[i + 8]);
+        next[2 * i + 1] = hn::InterleaveUpper(d8, rows[i], rows[i + 8]);
+      }
+      for (size_t i = 0; i < 16; ++i) rows[i] = next[i];
+    }
+    for (size_t i = 0; i < 16; ++i) {
+      const auto place = static_cast<size_t>(ops::value_place(static_cast<int64_t>(i)));
+      hn::StoreU(rows[place], d8, to + i * stride + c);
+    }
+  }
+#endif
+  for (; c < width; ++c) {
+    for (size_t i = 0; i < 16; ++i) {
+      const auto place = static_cast<size_t>(ops::value_place(static_cast<int64_t>(i)));
+      to[i * stride + c] = block[c * 16 + place];
+    }
+  }
+}
+
+// The values' counterpart of load_tile.
+HWY_INLINE void load_values(const ops::KvCacheView& cache, const AttentionItem& item,
+                            size_t tile_begin, size_t begin, size_t end, float* tile) {
+  constexpr auto kBlock = static_cast<size_t>(ops::kValueBlock);
+  if (cache.v.dtype != DType::kE4M3) {
+    return load_tile(cache.v, cache.v_scale, item, tile_begin, begin, end, tile);
+  }
+  const int64_t page_size = cache.page_size();
+  const auto width = static_cast<size_t>(cache.v.shape[3]);
+  const size_t padded = padded_width(width);
+  uint8_t codes[kBlock * kMaxHeadWidth];
+  for (size_t j = 0; j < kTile; j += kBlock, tile += kBlock * padded) {
+    const size_t position = tile_begin + j;
+    if (position + kBlock <= begin || position >= end) {
+      std::memset(tile, 0, kBlock * padded * sizeof(float));
+      continue;
+    }
+    const auto p = static_cast<int64_t>(position);
+    const int64_t page = item.pages[p / page_size];
+    const int64_t slot = item.kv_head * page_size + p % page_size;
+    transpose_block(cache.v.as<uint8_t>() + page * cache.v.row_stride + slot * cache.v.shape[3],
+                    width, padded, codes);
+    for (size_t i = 0; i < kBlock; ++i) {
+      if (position + i < begin || position + i >= end) {
+        std::memset(tile + i * padded, 0, padded * sizeof(float));
+      } else {
+        widen_row(codes + i * padded,
+                  cache.v_scale.row<float>(page)[slot + static_cast<int64_t>(i)], width,
+                  tile + i * padded);
+      }
     }
   }
 }

@@ -8,13 +8,13 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/kv_cache.h"
 #include "backend/cuda/ops.h"
+#include "backend/cuda/quantized_rows.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
 
 using tensor::DType;
-using tensor::Granularity;
 using tensor::Shape;
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int tile = begin, stage = 0; tile < limit; tile += kTileKeys, stage ^= 1) {
     load(tile + kTileKeys, stage ^ 1);
     copy_async_wait<1>();
+    Tile::template clear_rest<kWarps>(limit - tile, base + stage * Tile::kStageBytes, warp, lane);
     __syncthreads();
     int first[2], last[2];
 #pragma unroll
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     typename Tile::Scores scores;
     Tile::multiply_keys(at, lane, q, scores);
     Tile::weigh(at, lane, first, last, factor, state, scores);
-    Tile::add_values(at, lane, scores, state);
+    Tile::add_values(at, lane, first, last, scores, state);
     if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -156,13 +157,6 @@ void launch_tiles(Context& context, const AttentionProblem& p) {
   check_launch("attention");
 }
 
-QuantizedRows rows_of(const ops::QuantizedOutput& output) {
-  const tensor::QuantizedView& to = output.out;
-  return {to.codes.as<uint8_t>(), to.codes.row_stride, to.scales.as<float>(),
-          to.granularity == Granularity::kRowBlock,
-          output.scale_format == tensor::ScaleFormat::kPow2};
-}
-
 // Room for the chunks of every sequence.
 void take_chunks(Context& context, AttentionProblem& p, int64_t max_context) {
   const int64_t longest =
@@ -175,6 +169,18 @@ void take_chunks(Context& context, AttentionProblem& p, int64_t max_context) {
 }
 
 }  // namespace
+
+bool attention_codes_serve(const Context& context, const AttentionProblem& p,
+                           const ops::KvCacheView& cache) {
+  const auto is_aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  };
+  return cache.k.dtype == DType::kE4M3 && !context.portable() &&
+         (p.keys.width == 64 || p.keys.width == 128) && cache.page_size() % ops::kValueBlock == 0 &&
+         p.group <= kMaxGroup && p.factor > 0 && cache.k.contiguous() && cache.v.contiguous() &&
+         cache.k_scale.contiguous() && cache.v_scale.contiguous() && is_aligned(cache.k.data) &&
+         is_aligned(cache.v.data) && is_aligned(p.q) && p.q_stride % 8 == 0;
+}
 
 void attention(Context& context, const ops::AttentionArgs& args) {
   constexpr std::string_view kOp = "attention";
@@ -242,17 +248,20 @@ void attention(Context& context, const ops::AttentionArgs& args) {
     p.shared_first = args.batch.shared_first.as<int32_t>();
     p.shared_pages = args.batch.shared_pages.as<int32_t>();
   }
-  QuantizedRows quantized = rows_of(args.quantized);
-  const bool fused =
-      all_chunked && !args.quantized.empty() && attention_fold_quantizes(p, quantized);
-  if (!fused) quantized = {};
+  const bool fused = all_chunked && attention_fold_quantizes(p, args.quantized);
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
   if (p.chunked) {
     take_chunks(context, p, args.batch.max_context);
-    if (!attention_decode(context, p, args.cache)) attention_chunks(context, p, fp8);
-    attention_fold(context, p, quantized);
+    if (attention_codes_serve(context, p, args.cache)) {
+      attention_decode_codes(context, p, args.cache);
+    } else if (!attention_decode(context, p, args.cache)) {
+      attention_chunks(context, p, fp8);
+    }
+    attention_fold(context, p, fused ? quantized_rows(context, args.quantized) : QuantizedRows{});
   }
-  if (!all_chunked && !attention_prefill(context, p, fp8)) {
+  if (!all_chunked && attention_codes_serve(context, p, args.cache)) {
+    attention_prefill_codes(context, p, args.cache);
+  } else if (!all_chunked && (fp8 || !attention_prefill(context, p))) {
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {
       launch_tiles<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
     });

@@ -35,22 +35,26 @@ struct AttentionProblem {
   int num_chunks;  // room for each sequence and head
 };
 
-struct QuantizedRows {
-  uint8_t* codes;  // or null: none
-  int64_t stride;
-  float* scales;
-  bool by_block;  // a scale per 128 columns, otherwise per row
-  bool pow2;
-};
+struct QuantizedRows;  // device/row_quantizer.cuh
 
-// The chunks of the sequences with one new token. `decode` is Hopper's, which also reads shared
-// chunks once; false: not served.
+// Whether the class of device/attention_codes.cuh is that of these pages; for decode and prefill
+// alike, whatever the batch.
+bool attention_codes_serve(const Context& context, const AttentionProblem& p,
+                           const ops::KvCacheView& cache);
+
+// The chunks of the sequences with one new token. `decode` is Hopper's over BF16 pages (false: not
+// served), `decode_codes` serves where attention_codes_serve; both also read shared chunks once.
 void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
-// The sequences that do not go by chunks, on Hopper; false: not served.
-bool attention_prefill(Context& context, const AttentionProblem& p, bool fp8);
+void attention_decode_codes(Context& context, const AttentionProblem& p,
+                            const ops::KvCacheView& cache);
+// The sequences that do not go by chunks, on Hopper: `prefill` over BF16 pages (false: not served),
+// `prefill_codes` where attention_codes_serve.
+bool attention_prefill(Context& context, const AttentionProblem& p);
+void attention_prefill_codes(Context& context, const AttentionProblem& p,
+                             const ops::KvCacheView& cache);
 // From chunks to rows of the result, and their codes where it can (then asked for).
-bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized);
+bool attention_fold_quantizes(const AttentionProblem& p, const ops::QuantizedOutput& output);
 void attention_fold(Context& context, const AttentionProblem& p, const QuantizedRows& quantized);
 
 // Lets a kernel's blocks have this much shared memory; an Error where the device has less. True.

@@ -57,7 +57,7 @@ struct Cache {
   const float* scales;
   int64_t stride, scale_stride;
   int page_size, num_pages, max_pages;
-  bool fp8;
+  bool fp8, in_blocks;  // as E4M3 values lie
 };
 
 // Keys or values of the batch's tokens out of their pages.
@@ -72,8 +72,10 @@ __global__ void gather_kernel(const __grid_constant__ Problem p,
   if (page < 0 || page >= cache.num_pages) return;
   const int row = p.kv_heads * p.width;
   for (int i = threadIdx.x; i < row; i += kThreads) {
-    const int64_t at_row = i / p.width * cache.page_size + slot;
-    const int64_t at = page * cache.stride + at_row * p.width + i % p.width;
+    const int64_t head = i / p.width * cache.page_size, at_row = head + slot;
+    const int64_t at = page * cache.stride + head * p.width +
+                       (cache.in_blocks ? ops::value_index(slot, i % p.width, p.width)
+                                        : int64_t{slot} * p.width + i % p.width);
     float value = 0;
     if (cache.fp8) {
       value = decode_fp8<false>(static_cast<const uint8_t*>(cache.data)[at]) *
@@ -198,7 +200,8 @@ __global__ void __launch_bounds__(kThreads) key_kernel(const __grid_constant__ P
   }
 }
 
-Cache cache_of(const TensorView& data, const TensorView& scales, const TensorView& page_table) {
+Cache cache_of(const TensorView& data, const TensorView& scales, const TensorView& page_table,
+               bool is_value) {
   return {data.data,
           scales.as<float>(),
           data.row_stride,
@@ -206,7 +209,8 @@ Cache cache_of(const TensorView& data, const TensorView& scales, const TensorVie
           static_cast<int>(data.shape[2]),
           static_cast<int>(data.shape[0]),
           static_cast<int>(page_table.shape[1]),
-          data.dtype == DType::kE4M3};
+          data.dtype == DType::kE4M3,
+          is_value && data.dtype == DType::kE4M3};
 }
 
 }  // namespace
@@ -266,9 +270,9 @@ void attention_backward(Context& context, const ops::AttentionBackwardArgs& args
   const cudaStream_t stream = context.stream();
   const TensorView& table = args.batch.page_table;
   gather_kernel<<<tokens, kThreads, 0, stream>>>(
-      p, cache_of(args.cache.k, args.cache.k_scale, table), p.k);
+      p, cache_of(args.cache.k, args.cache.k_scale, table, false), p.k);
   gather_kernel<<<tokens, kThreads, 0, stream>>>(
-      p, cache_of(args.cache.v, args.cache.v_scale, table), p.v);
+      p, cache_of(args.cache.v, args.cache.v_scale, table, true), p.v);
   const int64_t rows = num_tokens * num_heads;
   delta_kernel<<<static_cast<unsigned>(divide_up(rows, kThreads / 32)), kThreads, 0, stream>>>(
       p, rows);

@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
     __syncwarp();
     load_keys(tile + kTileKeys);
     copy_async_wait<1>();
+    Tile::template clear_rest<1>(limit - tile, base, 0, lane);
     __syncwarp();
-    Tile::add_values(shared, lane, scores, state);
+    Tile::add_values(shared, lane, first, last, scores, state);
     __syncwarp();
     load_values(tile + kTileKeys);
   }

@@ -1,6 +1,6 @@
-// Decoding on Hopper: warps that walk chunks of single-token sequences. A warp's tiles arrive by
-// the tensor memory accelerator, some ahead; keys are the wide operand (S = K Qᵀ, O = Vᵀ P), so
-// that a group of up to eight query heads costs one column each.
+// Decoding over BF16 pages on Hopper: warps that walk chunks of single-token sequences. A warp's
+// tiles arrive by the tensor memory accelerator, some ahead; keys are the wide operand (S = K Qᵀ, O
+// = Vᵀ P), so that a group of up to eight query heads costs one column each.
 #include <algorithm>
 
 #include "backend/cuda/attention.h"
@@ -9,22 +9,23 @@
 #include "backend/cuda/device/decode_tile.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/status.h"
+#include "backend/cuda/tensor_map.h"
 
 namespace octet::cuda {
 namespace {
 
 constexpr int kMaxSequences = 4096;
 
-// Where a warp's copies go: a slot for keys or values, its scales, its barrier.
+// Where a warp's copies go: a slot for keys or values, and its barrier.
 struct Slot {
-  uint32_t tile, scales, barrier;
+  uint32_t tile, barrier;
 };
 
 // The warp's lanes ask for the keys or the values of a tile, [tile, end) of the walk's chunk;
 // `pages` holds the chunk's page numbers, a lane each.
-template <class D, bool kFp8>
-__device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, const float* scales,
-                          const Walk& walk, int pages, int tile, const Slot& slot, int lane) {
+template <class D>
+__device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, const DecodeWalk& walk,
+                          int pages, int tile, const Slot& slot, int lane) {
   const int i = lane % kTilePages;
   const int in_chunk = (tile - walk.chunk * kChunkKeys) / kPageKeys + i;
   const int page = __shfl_sync(0xFFFFFFFFu, pages, in_chunk & 31);
@@ -39,62 +40,53 @@ __device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, con
       bulk_copy_box(slot.tile + panel * kPanelBytes + i * kPageKeys * 128, map, panel * 128, row,
                     slot.barrier);
     }
-  } else if (kFp8 && valid && lane < 2 * kTilePages) {
-    bulk_copy(slot.scales + i * kPageKeys * 4, scales + row, kPageKeys * 4, slot.barrier);
   }
 }
 
 // Values that nobody wrote must not meet a weight of zero.
-template <class D, bool kFp8>
-__device__ void clear_values(char* values, float* scales, int first, int lane) {
+template <class D>
+__device__ void clear_values(char* values, int first, int lane) {
   for (int r = first + lane / 8; r < kTileKeys; r += 4) {
 #pragma unroll
     for (int panel = 0; panel < D::kPanels; ++panel) {
       *reinterpret_cast<uint4*>(values + panel * kPanelBytes + r * 128 + lane % 8 * 16) =
           make_uint4(0, 0, 0, 0);
     }
-    if (kFp8 && lane % 8 == 0) scales[r] = 0;
   }
   fence_async_proxy();
   __syncwarp();
 }
 
-// The queries of an item and the factors of the lane's two columns.
+// The queries of an item.
 template <class D>
-__device__ void load_queries(const AttentionProblem& p, const Walk& walk, int lane,
-                             uint32_t (&q)[D::kSteps][2], float (&factor)[2]) {
+__device__ void load_queries(const AttentionProblem& p, const DecodeWalk& walk, int lane,
+                             uint32_t (&q)[D::kSteps][2]) {
   const QueryRow row = walk.row(p, lane / 4);
   const Bf16* from = row.sequence < 0 ? nullptr
                                       : p.q + p.query_offsets[row.sequence] * p.q_stride +
                                             int64_t{row.head} * p.keys.width;
-  const float own_factor = D::load_query(from, lane, q) * p.factor;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    factor[e] = __shfl_sync(0xFFFFFFFFu, own_factor, 4 * (2 * (lane % 4) + e));
-  }
+  D::load_query(from, lane, q);
 }
 
 // Every warp walks chunks of its own, tile by tile; the next keys arrive beside the values' part,
 // the next values beside the keys'.
-template <bool kFp8, int kWidth, int kWarps>
+template <int kWidth, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     chunks_kernel(const __grid_constant__ AttentionProblem p,
                   const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map) {
-  using D = Decode<kFp8, kWidth>;
+  using D = Decode<kWidth>;
   extern __shared__ char shared[];
   __shared__ alignas(8) uint64_t barriers[2 * kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
   char* const at = shared + (base - unaligned);
-  // Keys and values of all warps, then their scales, then the sequences' first items.
-  constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
-  int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
-  count_items<32 * kWarps>(p, first);
+  // Keys and values of all warps, then the sequences' first items.
+  int* const first = reinterpret_cast<int*>(at + 2 * kWarps * D::kTileBytes);
+  count_items<DecodeWalk, 32 * kWarps>(p, first);
   const auto slot_of = [&](int values) {
     const uint32_t index = 2 * warp + values;
-    return Slot{base + index * D::kTileBytes, base + kTiles + index * D::kScaleBytes,
-                shared_address(barriers + index)};
+    return Slot{base + index * D::kTileBytes, shared_address(barriers + index)};
   };
   const Slot k_slot = slot_of(0), v_slot = slot_of(1);
   if (lane == 0) {
@@ -107,17 +99,17 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
   const int stride = static_cast<int>(gridDim.x) * kWarps;
   const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  Walk load{};
+  DecodeWalk load{};
   bool loading = load.to(p, first, worker, lane);
   int pages = loading ? load.pages(p, lane) : -1, tile_ahead = load.begin;
   const auto load_keys = [&] {
     if (loading) {
-      load_tile<D, kFp8>(p, &k_map, p.keys.k_scales, load, pages, tile_ahead, k_slot, lane);
+      load_tile<D>(p, &k_map, load, pages, tile_ahead, k_slot, lane);
     }
   };
   const auto load_values = [&] {  // and on to the next tile
     if (!loading) return;
-    load_tile<D, kFp8>(p, &v_map, p.keys.v_scales, load, pages, tile_ahead, v_slot, lane);
+    load_tile<D>(p, &v_map, load, pages, tile_ahead, v_slot, lane);
     tile_ahead += kTileKeys;
     if (tile_ahead < load.end) return;
     loading = load.to(p, first, load.index + stride, lane);
@@ -129,14 +121,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
   char* const keys = at + (k_slot.tile - base);
   char* const values = at + (v_slot.tile - base);
-  auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
-  auto* const v_scales = reinterpret_cast<float*>(at + (v_slot.scales - base));
   uint32_t parity = 0;
-  Walk walk{};
+  DecodeWalk walk{};
   for (int index = worker; walk.to(p, first, index, lane); index += stride) {
     uint32_t q[D::kSteps][2];
-    float factor[2];
-    load_queries<D>(p, walk, lane, q, factor);
+    load_queries<D>(p, walk, lane, q);
     typename D::State state;
     state.clear();
     for (int tile = walk.begin; tile < walk.end; tile += kTileKeys) {
@@ -144,13 +133,13 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       float weights[4][2][2];
       Fold folds[2];
       barrier_wait(k_slot.barrier, parity);
-      D::multiply_keys(keys, k_scales, lane, q, weights);
+      D::multiply_keys(keys, lane, q, weights);
       __syncwarp();
       load_keys();
-      D::weigh(lane, walk.first_key - tile, last, factor, state, weights, folds);
+      D::weigh(lane, walk.first_key - tile, last, p.factor, state, weights, folds);
       barrier_wait(v_slot.barrier, parity);
-      if (last < kTileKeys - 1) clear_values<D, kFp8>(values, v_scales, last + 1, lane);
-      D::add_values(values, v_scales, lane, weights, folds, state);
+      if (last < kTileKeys - 1) clear_values<D>(values, last + 1, lane);
+      D::add_values(values, lane, weights, folds, state);
       __syncwarp();
       load_values();
       parity ^= 1u;
@@ -160,12 +149,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 }
 
 // For few chunks: four warps take the tiles of one chunk and fold them in order.
-template <bool kFp8, int kWidth>
-__global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
+template <int kWidth>
+__global__ void __launch_bounds__(128, 1)
     split_chunks_kernel(const __grid_constant__ AttentionProblem p,
                         const __grid_constant__ CUtensorMap k_map,
                         const __grid_constant__ CUtensorMap v_map) {
-  using D = Decode<kFp8, kWidth>;
+  using D = Decode<kWidth>;
   constexpr int kWarps = kChunkKeys / kTileKeys;
   extern __shared__ char shared[];
   __shared__ alignas(8) uint64_t barriers[2 * kWarps];
@@ -173,15 +162,11 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
   char* const at = shared + (base - unaligned);
-  constexpr int kTiles = 2 * kWarps * D::kTileBytes, kScales = 2 * kWarps * D::kScaleBytes;
-  int* const first = reinterpret_cast<int*>(at + kTiles + kScales);
-  count_items<32 * kWarps>(p, first);
+  int* const first = reinterpret_cast<int*>(at + 2 * kWarps * D::kTileBytes);
+  count_items<DecodeWalk, 32 * kWarps>(p, first);
   const uint32_t index_of_slot = 2 * warp;
-  const Slot k_slot{base + index_of_slot * D::kTileBytes,
-                    base + kTiles + index_of_slot * D::kScaleBytes,
-                    shared_address(barriers + index_of_slot)};
-  const Slot v_slot{k_slot.tile + D::kTileBytes, k_slot.scales + D::kScaleBytes,
-                    k_slot.barrier + 8};
+  const Slot k_slot{base + index_of_slot * D::kTileBytes, shared_address(barriers + index_of_slot)};
+  const Slot v_slot{k_slot.tile + D::kTileBytes, k_slot.barrier + 8};
   if (lane == 0) {
     barrier_init(k_slot.barrier, 1);
     barrier_init(v_slot.barrier, 1);
@@ -191,14 +176,12 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
   await_predecessor();
   char* const keys = at + (k_slot.tile - base);
   char* const values = keys + D::kTileBytes;
-  auto* const k_scales = reinterpret_cast<float*>(at + (k_slot.scales - base));
-  auto* const v_scales = k_scales + D::kScaleBytes / 4;
   // A tile's values [column][kWidth] lie where its keys were.
   const auto tile_values = [&](int w) {
     return reinterpret_cast<float*>(at + 2 * w * D::kTileBytes);
   };
   uint32_t parity = 0;
-  Walk walk{};
+  DecodeWalk walk{};
   for (int index = static_cast<int>(blockIdx.x); walk.to(p, first, index, lane);
        index += static_cast<int>(gridDim.x)) {
     const int pages = walk.pages(p, lane);
@@ -208,19 +191,19 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
     typename D::State state;
     state.clear();
     if (mine) {
-      load_tile<D, kFp8>(p, &k_map, p.keys.k_scales, walk, pages, tile, k_slot, lane);
-      load_tile<D, kFp8>(p, &v_map, p.keys.v_scales, walk, pages, tile, v_slot, lane);
+      load_tile<D>(p, &k_map, walk, pages, tile, k_slot, lane);
+      load_tile<D>(p, &v_map, walk, pages, tile, v_slot, lane);
       uint32_t q[D::kSteps][2];
-      float factor[2], weights[4][2][2];
+      float weights[4][2][2];
       Fold folds[2];
-      load_queries<D>(p, walk, lane, q, factor);
+      load_queries<D>(p, walk, lane, q);
       const int last = walk.limit - 1 - tile;
       barrier_wait(k_slot.barrier, parity);
-      D::multiply_keys(keys, k_scales, lane, q, weights);
-      D::weigh(lane, walk.first_key - tile, last, factor, state, weights, folds);
+      D::multiply_keys(keys, lane, q, weights);
+      D::weigh(lane, walk.first_key - tile, last, p.factor, state, weights, folds);
       barrier_wait(v_slot.barrier, parity);
-      if (last < kTileKeys - 1) clear_values<D, kFp8>(values, v_scales, last + 1, lane);
-      D::add_values(values, v_scales, lane, weights, folds, state);
+      if (last < kTileKeys - 1) clear_values<D>(values, last + 1, lane);
+      D::add_values(values, lane, weights, folds, state);
       __syncwarp();
       parity ^= 1u;
     }
@@ -268,41 +251,20 @@ __global__ void __launch_bounds__(128, kFp8 ? 3 : 1)
   }
 }
 
-// A matrix of `rows` rows of `row_bytes`, in boxes of 16 rows and 128 bytes, swizzled.
-bool make_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                                12000, cudaEnableDefault, &result);
-    if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) function = nullptr;
-    return reinterpret_cast<Encode>(function);
-  }();
-  if (encode == nullptr) return false;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
-  const cuuint32_t box[2] = {128, kPageKeys}, steps[2] = {1, 1};
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), sizes, strides,
-                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-template <bool kFp8, int kWidth, int kWarps>
+template <int kWidth, int kWarps>
 bool launch_width(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
-  using D = Decode<kFp8, kWidth>;
+  using D = Decode<kWidth>;
   CUtensorMap k_map, v_map;
   const int64_t rows = cache.k.shape[0] * cache.num_heads() * kPageKeys;
-  const int64_t row_bytes = kWidth * (kFp8 ? 1 : 2);
-  if (!make_map(k_map, cache.k.data, row_bytes, rows) ||
-      !make_map(v_map, cache.v.data, row_bytes, rows)) {
+  const int64_t row_bytes = 2 * kWidth;
+  if (!make_tensor_map(k_map, cache.k.data, row_bytes, rows) ||
+      !make_tensor_map(v_map, cache.v.data, row_bytes, rows)) {
     return false;
   }
-  constexpr int kWarpBytes = 2 * (D::kTileBytes + D::kScaleBytes);
+  constexpr int kWarpBytes = 2 * D::kTileBytes;
   constexpr int kMoreBytes = 1024 + (kMaxSequences + 1) * 4;
-  const auto chunks = chunks_kernel<kFp8, kWidth, kWarps>;
-  const auto split = split_chunks_kernel<kFp8, kWidth>;
+  const auto chunks = chunks_kernel<kWidth, kWarps>;
+  const auto split = split_chunks_kernel<kWidth>;
   static const bool ready = allow_shared(chunks, kWarps * kWarpBytes + kMoreBytes) &&
                             allow_shared(split, 4 * kWarpBytes + kMoreBytes);
   (void)ready;
@@ -330,16 +292,14 @@ bool launch_width(Context& context, const AttentionProblem& p, const ops::KvCach
 
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache) {
   const int width = p.keys.width;
-  const bool fp8 = cache.k.dtype == tensor::DType::kE4M3;
-  if (context.portable() || cache.page_size() != kPageKeys || p.group > 8 ||
-      p.num_sequences > kMaxSequences || !cache.k.contiguous() || !cache.v.contiguous() ||
-      (fp8 && !cache.k_scale.contiguous()) || (fp8 && !cache.v_scale.contiguous()) ||
-      p.q_stride % 8 != 0 || reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
+  if (cache.k.dtype != tensor::DType::kBF16 || context.portable() ||
+      cache.page_size() != kPageKeys || p.group > 8 || p.num_sequences > kMaxSequences ||
+      !cache.k.contiguous() || !cache.v.contiguous() || p.q_stride % 8 != 0 ||
+      reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
     return false;
   }
-  if (fp8 && width == 128) return launch_width<true, 128, 12>(context, p, cache);
-  if (!fp8 && width == 128) return launch_width<false, 128, 6>(context, p, cache);
-  if (!fp8 && width == 64) return launch_width<false, 64, 12>(context, p, cache);
+  if (width == 128) return launch_width<128, 6>(context, p, cache);
+  if (width == 64) return launch_width<64, 12>(context, p, cache);
   return false;
 }
 

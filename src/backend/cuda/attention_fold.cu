@@ -2,20 +2,27 @@
 // and quantised where the next product wants codes. A block to each row.
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/quantizer.cuh"
+#include "backend/cuda/device/row_vectors.cuh"
 #include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/quantized_rows.h"
 
 namespace octet::cuda {
 namespace {
 
 constexpr int kElements = 8;  // of a thread
 constexpr int kMaxThreads = 1024;
+constexpr int kAhead = 4;  // chunks that are loaded together
 
-template <int kWidth>
+// A chunk's part of a thread: what it saw, and its values.
+struct ChunkPart {
+  float2 stats;
+  float values[kElements];
+};
+
+template <int kWidth, RowScales kScales>
 __global__ void __launch_bounds__(kMaxThreads)
-    fold_kernel(const __grid_constant__ AttentionProblem p, const QuantizedRows quantized,
-                DeviceCounters* counters) {
+    fold_kernel(const __grid_constant__ AttentionProblem p, const QuantizedRows quantized) {
   const int sequence = blockIdx.x;
   const int token = p.query_offsets[sequence];
   const int limit = p.context_lengths[sequence];
@@ -24,68 +31,55 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (!serves) return;
   const int width = p.keys.width, columns = p.keys.heads * p.group * width;
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kElements;
-  const int head = column / width, element = column - head * width;
-  float result[kElements] = {};
+  uint4 pairs[1] = {make_uint4(0, 0, 0, 0)};
   if (column < columns) {
+    const int head = column / width, element = column - head * width;
     const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
-    float maximum = -INFINITY, sum = 0;
+    const int end = (limit + kChunkKeys - 1) / kChunkKeys;
     const int64_t row = chunk_index(p, sequence, head, 0);
-#pragma unroll 4
-    for (int chunk = first_key / kChunkKeys; chunk * kChunkKeys < limit; ++chunk) {
-      const float2 stats = p.chunk_stats[row + chunk];
-      float values[kElements];
-      load_vector(p.chunk_values + (row + chunk) * kWidth + element, values);
-      const Fold f = fold_of(maximum, stats.x);
-      maximum = f.maximum;
-      sum = fold(f, sum, stats.y);
+    const float2* stats = p.chunk_stats + row;
+    const float* values = p.chunk_values + row * kWidth + element;
+    float maximum = -INFINITY, sum = 0, result[kElements] = {};
+    for (int begin = first_key / kChunkKeys; begin < end; begin += kAhead) {
+      ChunkPart parts[kAhead];
 #pragma unroll
-      for (int i = 0; i < kElements; ++i) result[i] = fold(f, result[i], values[i]);
-    }
-    if (limit > 0) {
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i >= end) continue;
+        parts[i].stats = stats[begin + i];
+        load_vector(values + int64_t{begin + i} * kWidth, parts[i].values);
+      }
 #pragma unroll
-      for (float& value : result) value = round_to_bf16(__fdiv_rn(value, sum));
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i >= end) continue;
+        const Fold f = fold_of(maximum, parts[i].stats.x);
+        maximum = f.maximum;
+        sum = fold(f, sum, parts[i].stats.y);
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) result[e] = fold(f, result[e], parts[i].values[e]);
+      }
     }
-    if (p.out != nullptr) store_vector(result, p.out + token * p.out_stride + column);
+    if (limit > 0) pairs[0] = rounded_quotients(result, sum);
+    if (p.out != nullptr) store8(pairs[0], p.out + token * p.out_stride + column);
     if (element == 0) write_lse(p, token, head, maximum, sum);
   }
-  if (quantized.codes == nullptr) return;
+  if constexpr (kScales != RowScales::kNone) {
+    quantize_row<false, kScales, false>(pairs, token, column, columns, quantized);
+  }
+}
 
-  float amax = 0;
-#pragma unroll
-  for (const float value : result) amax = fmaxf(amax, finite_magnitude(value));
-  if (quantized.by_block) {  // 16 threads have 128 columns
-#pragma unroll
-    for (int offset = 1; offset < 16; offset *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, offset));
-    }
-  } else {
-    amax = block_max(amax);
-  }
-  const float scale = scale_of<false>(amax, quantized.pow2);
-  CodeCounts counts;
-  if (column < columns) {
-    const int block = column / static_cast<int>(tensor::kScaleBlock);
-    if (quantized.by_block ? column % tensor::kScaleBlock == 0 : column == 0) {
-      const int blocks = quantized.by_block ? (columns + 127) / 128 : 1;
-      quantized.scales[int64_t{token} * blocks + (quantized.by_block ? block : 0)] = scale;
-    }
-    uint32_t words[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      words[i / 4] |= uint32_t{counts.encode<false>(result[i], scale)} << 8 * (i % 4);
-    }
-    *reinterpret_cast<uint2*>(quantized.codes + token * quantized.stride + column) =
-        make_uint2(words[0], words[1]);
-  }
-  counts.add_to(counters);
+template <RowScales kScales>
+auto kernel_of(int width) {
+  return width == 64    ? fold_kernel<64, kScales>
+         : width == 128 ? fold_kernel<128, kScales>
+                        : fold_kernel<256, kScales>;
 }
 
 }  // namespace
 
-bool attention_fold_quantizes(const AttentionProblem& p, const QuantizedRows& quantized) {
-  return p.keys.heads * p.group * p.keys.width <= kMaxThreads * kElements &&
-         quantized.stride % kElements == 0 &&
-         reinterpret_cast<uintptr_t>(quantized.codes) % kElements == 0;
+bool attention_fold_quantizes(const AttentionProblem& p, const ops::QuantizedOutput& output) {
+  const int64_t columns = int64_t{p.keys.heads} * p.group * p.keys.width;
+  return !output.empty() && columns <= kMaxThreads * kElements &&
+         takes_quantized(output, p.num_tokens, columns);
 }
 
 void attention_fold(Context& context, const AttentionProblem& p, const QuantizedRows& quantized) {
@@ -94,10 +88,11 @@ void attention_fold(Context& context, const AttentionProblem& p, const Quantized
   const dim3 grid(static_cast<unsigned>(p.num_sequences),
                   static_cast<unsigned>(divide_up(threads, block)));
   const int width = kernel_width(p.keys.width);
-  const auto kernel =
-      width == 64 ? fold_kernel<64> : (width == 128 ? fold_kernel<128> : fold_kernel<256>);
-  launch("attention", context, {.grid = grid, .num_threads = block}, kernel, p, quantized,
-         context.counters());
+  const auto kernel = quantized.kind == RowScales::kNone ? kernel_of<RowScales::kNone>(width)
+                      : quantized.kind == RowScales::kPerRow
+                          ? kernel_of<RowScales::kPerRow>(width)
+                          : kernel_of<RowScales::kPerBlock>(width);
+  launch("attention", context, {.grid = grid, .num_threads = block}, kernel, p, quantized);
 }
 
 }  // namespace octet::cuda

@@ -1,5 +1,7 @@
 // From the projections to attention's operands in one kernel: the norm of each head of q and k, the
 // rotation, and keys and values into their pages.
+#include <type_traits>
+
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/row_quantizer.cuh"
 #include "backend/cuda/device/row_vectors.cuh"
@@ -67,6 +69,12 @@ __device__ uint4 rotated8(const uint4& pairs, const uint4& partner, const Turn& 
   return pack8(own);
 }
 
+// Four codes with 0 for each NaN.
+__device__ uint32_t without_nan(uint32_t codes) {
+  const uint32_t is_nan = ((codes & 0x7F7F7F7F) + 0x01010101) >> 7 & 0x01010101;
+  return codes & ~(is_nan * 0xFF);
+}
+
 // The blocks of one x take a token, kLanes neighbouring lanes one of its heads at a time, eight
 // elements each; heads of q, k and v stand in this order. The lanes of a warp stay together: those
 // without a head work on zeros.
@@ -109,23 +117,42 @@ __global__ void __launch_bounds__(kMostThreads, 3)
                     turn);
   };
   RowEncoder<false> encoder;
-  const auto append = [&](const uint4& values, const Pages& pages, int kv_head, bool is_own) {
+  const auto append = [&](const uint4& values, const Pages& pages, int kv_head, bool is_own,
+                          auto is_key) {
     const int page = slot / args.page_size;
     const int row = kv_head * args.page_size + slot % args.page_size;
     const int64_t at = page * pages.stride + row * args.width + column;
     const bool writes = is_own && appends;
     if constexpr (kQuantized) {
       uint32_t bits = join_halves(largest_of(values));
-      if (__any_sync(kAllLanes, bits >= kBf16Infinity)) bits = largest_finite_of(values);
+      bool has_nan = false;
+      if (__any_sync(kAllLanes, bits >= kBf16Infinity)) {
+        const unsigned lanes = __ballot_sync(kAllLanes, bits > kBf16Infinity);
+        has_nan = (lanes >> (threadIdx.x % 32 - lane) & (kAllLanes >> (32 - kLanes))) != 0;
+        bits = largest_finite_of(values);
+      }
 #pragma unroll
       for (int offset = kLanes / 2; offset > 0; offset /= 2) {
         bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
       }
       if (writes) {
         const float scale = scale_of<false>(__uint_as_float(bits << 16), false);
-        if (lane == 0) pages.scales[page * pages.scale_stride + row] = scale;
+        if (lane == 0) pages.scales[page * pages.scale_stride + row] = has_nan ? kNaN : scale;
         encoder.set_scale(scale);
-        *reinterpret_cast<uint2*>(static_cast<uint8_t*>(pages.data) + at) = encoder.encode(values);
+        uint2 codes = encoder.encode(values);
+        if (has_nan) codes = make_uint2(without_nan(codes.x), without_nan(codes.y));
+        auto* to = static_cast<uint8_t*>(pages.data);
+        if constexpr (is_key) {
+          *reinterpret_cast<uint2*>(to + at) = codes;
+        } else {
+          const int token = slot % args.page_size;
+          to += at - column - token * args.width;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            to[ops::value_index(token, column + i, args.width)] =
+                static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> 8 * (i % 4));
+          }
+        }
       }
     } else if (writes) {
       store8(values, static_cast<Bf16*>(pages.data) + at);
@@ -158,10 +185,11 @@ __global__ void __launch_bounds__(kMostThreads, 3)
       store8(k,
              args.k_out.data + token * args.k_out.stride + (head - k_begin) * args.width + column);
     }
-    append(k, args.k_pages, head - k_begin, is_own);
+    append(k, args.k_pages, head - k_begin, is_own, std::true_type());
   });
-  for_heads(v_begin + args.kv_heads,
-            [&](bool is_own) { append(pairs, args.v_pages, head - v_begin, is_own); });
+  for_heads(v_begin + args.kv_heads, [&](bool is_own) {
+    append(pairs, args.v_pages, head - v_begin, is_own, std::false_type());
+  });
 
   if constexpr (kQuantized) {
     add_counts(encoder, args.counters);

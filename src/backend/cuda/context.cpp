@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kStagingBytes = int64_t{8} << 20;
 constexpr int64_t kHalf = kStagingBytes / 2;
+constexpr int64_t kSmallCopy = 65536;  // bytes
 
 }  // namespace
 
@@ -76,13 +78,29 @@ void Context::force_portable() {
   library_ = std::make_unique<LibraryProducts>(false);
 }
 
+bool Context::is_recording() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream(), &status), "CUDA stream");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void Context::require_running(std::string_view what) const {
-  if (is_recording_) fail(what, "cannot be had while calls are recorded");
+  if (is_recording()) fail(what, "cannot be had while calls are recorded");
 }
 
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
   if (scratch_[slot].mapped < num_bytes) require_running("CUDA workspace");
   return allocator_.grow(scratch_[slot], num_bytes, "CUDA workspace");
+}
+
+void Context::copy(const void* from, void* to, int64_t num_bytes, cudaMemcpyKind kind,
+                   std::string_view what) {
+  const auto is_whole = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 4 == 0; };
+  if (num_bytes > 0 && num_bytes <= kSmallCopy && num_bytes % 4 == 0 && is_whole(from) &&
+      is_whole(to)) {
+    return copy_words(*this, from, to, num_bytes / 4);
+  }
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), kind, stream()), what);
 }
 
 void Context::upload(const void* host, void* device, int64_t num_bytes) {
@@ -103,9 +121,7 @@ void Context::upload(const void* host, void* device, int64_t num_bytes) {
     begin = next * kHalf;
   }
   std::memcpy(staging_ + begin, host, static_cast<size_t>(num_bytes));
-  check(cudaMemcpyAsync(device, staging_ + begin, static_cast<size_t>(num_bytes),
-                        cudaMemcpyHostToDevice, stream()),
-        "upload");
+  copy(staging_ + begin, device, num_bytes, cudaMemcpyHostToDevice, "upload");
   staging_used_ = begin + padded;
   if (staging_used_ % kHalf == 0) {  // this half is full to the brim
     const int64_t next = staging_used_ / kHalf % 2;
@@ -143,9 +159,7 @@ int64_t Context::begin_download(const void* device, int64_t num_bytes) {
     download.capacity = num_bytes;
   }
   download.num_bytes = num_bytes;
-  check(cudaMemcpyAsync(download.pinned, device, static_cast<size_t>(num_bytes),
-                        cudaMemcpyDeviceToHost, stream()),
-        "download");
+  copy(device, download.pinned, num_bytes, cudaMemcpyDeviceToHost, "download");
   check(cudaEventRecord(download.done, stream()), "download");
   return ticket;
 }

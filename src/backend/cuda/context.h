@@ -29,7 +29,6 @@ enum ScratchSlot {
   kScratchScales2,    // of a second operand
   kScratchSums,       // F32 partial results
   kScratchAttention,  // partial results of key chunks
-  kScratchSampling,   // parameters of rows
   kScratchLibrary,    // cuBLASLt's workspace
   kNumScratchSlots
 };
@@ -59,9 +58,8 @@ class Context {
   // At least `num_bytes` of device memory, contents undefined; a slot grows where it stands, so
   // that its address never changes.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
-  // While set, the stream's work is recorded and not run: nothing may wait, grow or upload.
-  bool is_recording() const { return is_recording_; }
-  void set_recording(bool recording) { is_recording_ = recording; }
+  // Whether the stream's work is recorded and not run: then nothing may wait, grow or upload.
+  bool is_recording() const;
   template <class T>
   T* scratch(ScratchSlot slot, int64_t count) {
     return static_cast<T*>(scratch(slot, count * static_cast<int64_t>(sizeof(T))));
@@ -84,6 +82,9 @@ class Context {
   };
   static cudaStream_t open(int device);
   void require_running(std::string_view what) const;
+  // Queues a copy from or to pinned memory.
+  void copy(const void* from, void* to, int64_t num_bytes, cudaMemcpyKind kind,
+            std::string_view what);
 
   struct Download {
     char* pinned = nullptr;
@@ -106,7 +107,6 @@ class Context {
   std::array<cudaEvent_t, 2> staging_events_{};  // the end of each half's last copy
   std::array<Download, ops::Backend::kMaxDownloads> downloads_;
   int64_t num_downloads_ = 0;
-  bool is_recording_ = false;
 };
 
 }  // namespace octet::cuda

@@ -20,12 +20,6 @@ constexpr int64_t kSmallestWeight = 1 << 20;
 constexpr int64_t kBlockTokens = 8;
 constexpr int64_t kManyTokens = 512;
 
-bool is_captured(Context& context) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(context.stream(), &status), "linear");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 Product first_tokens(const Product& product, int64_t count) {
   Product part = product;
   part.num_tokens = count;
@@ -183,7 +177,7 @@ LibraryProducts::Plan* LibraryProducts::plan_for(Context& context, const Product
                        token_bucket(product.num_tokens)};
   auto found = plans_.find(key);
   if (found == plans_.end()) {
-    if (is_captured(context)) return nullptr;
+    if (context.is_recording()) return nullptr;
     const int64_t step = product.format == ProductFormat::kBlocks ? kBlockTokens : 1;
     const Product whole = first_tokens(product, product.num_tokens / step * step);
     found = plans_.emplace(key, make_plan(context, key, whole)).first;

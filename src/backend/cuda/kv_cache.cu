@@ -25,6 +25,10 @@ void require_cache(std::string_view op, const ops::KvCacheView& cache) {
          cache.k.shape.to_string());
   }
   if (cache.k.dtype != DType::kE4M3) return;
+  if (cache.page_size() % ops::kValueBlock != 0) {
+    fail(op, "pages of E4M3 must have a multiple of {} tokens, but have {}", ops::kValueBlock,
+         cache.page_size());
+  }
   const Shape shape{cache.k.shape[0], cache.k.shape[1], cache.k.shape[2]};
   for (const TensorView* scales : {&cache.k_scale, &cache.v_scale}) {
     require_shape(op, "the cache's scales", *scales, shape);
@@ -73,20 +77,33 @@ __global__ void append_kernel(const T* k, int64_t k_stride, const T* v, int64_t 
           }
         }
         const float scale = scale_of<false>(warp_reduce(amax, Max()), false);
-        if (threadIdx.x == 0) pages.scales[page * pages.scale_stride + row] = scale;
-        auto* to = static_cast<uint8_t*>(pages.data) + at;
+        auto* to = static_cast<uint8_t*>(pages.data);
+        auto* value_to = to + page * pages.stride + head * page_size * width;
+        bool has_nan = false;
         for (int i = lane; i < width; i += 32 * kVector) {
           load_vector(from + i, values);
           uint32_t word = 0;
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            word |= uint32_t{counts.encode<false>(round_to_bf16(values[e]), scale)} << 8 * e;
+            uint8_t code = counts.encode<false>(round_to_bf16(values[e]), scale);
+            if ((code & 0x7Fu) == 0x7Fu) code = 0, has_nan = true;
+            word |= uint32_t{code} << 8 * e;
           }
-          if constexpr (kVector == 4) {
-            *reinterpret_cast<uint32_t*>(to + i) = word;
+          if (!is_key) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              value_to[ops::value_index(slot % page_size, i + e, width)] =
+                  static_cast<uint8_t>(word >> 8 * e);
+            }
+          } else if constexpr (kVector == 4) {
+            *reinterpret_cast<uint32_t*>(to + at + i) = word;
           } else {
-            to[i] = static_cast<uint8_t>(word);
+            to[at + i] = static_cast<uint8_t>(word);
           }
+        }
+        has_nan = __any_sync(kAllLanes, has_nan);
+        if (threadIdx.x == 0) {
+          pages.scales[page * pages.scale_stride + row] = has_nan ? kNaN : scale;
         }
       } else {
         auto* to = static_cast<Bf16*>(pages.data) + at;
@@ -107,9 +124,11 @@ struct PageCopies {
 };
 
 // A block takes one head of one copy: blockIdx.z 0 is k, 1 is v.
+// Of values, whole blocks of `value_block` tokens.
 template <class Piece>
 __global__ void copy_kernel(const __grid_constant__ PageCopies all, Pages k_pages, Pages v_pages,
-                            int64_t element_bytes, int64_t page_size, int64_t token_bytes) {
+                            int64_t element_bytes, int64_t page_size, int64_t token_bytes,
+                            int value_block) {
   const ops::KvPageCopy copy = all.copies[blockIdx.x];
   const Pages& pages = blockIdx.z == 0 ? k_pages : v_pages;
   if (copy.source == copy.destination) return;
@@ -120,7 +139,9 @@ __global__ void copy_kernel(const __grid_constant__ PageCopies all, Pages k_page
   };
   const Piece* from = at(copy.source);
   Piece* to = at(copy.destination);
-  const auto count = static_cast<int>(copy.num_tokens * token_bytes / sizeof(Piece));
+  const int block = blockIdx.z == 0 ? 1 : value_block;
+  const int num_tokens = (copy.num_tokens + block - 1) / block * block;
+  const auto count = static_cast<int>(num_tokens * token_bytes / sizeof(Piece));
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     to[i] = from[i];
   }
@@ -177,6 +198,7 @@ void kv_copy(Context& context, const ops::KvCopyArgs& args) {
     }
   }
   const int64_t token_bytes = args.cache.k.shape[3] * tensor::dtype_bytes(args.cache.k.dtype);
+  const int value_block = args.cache.v.dtype == DType::kE4M3 ? int{ops::kValueBlock} : 1;
   const auto heads = static_cast<unsigned>(args.cache.num_heads());
   const bool wide = takes_vectors(args.cache.k, args.cache.k.shape[3], 16) &&
                     takes_vectors(args.cache.v, args.cache.v.shape[3], 16);
@@ -188,7 +210,7 @@ void kv_copy(Context& context, const ops::KvCopyArgs& args) {
     kernel<<<dim3(static_cast<unsigned>(count), heads, 2), 128, 0, context.stream()>>>(
         copies, pages_of(args.cache.k, args.cache.k_scale),
         pages_of(args.cache.v, args.cache.v_scale), tensor::dtype_bytes(args.cache.k.dtype),
-        page_size, token_bytes);
+        page_size, token_bytes, value_block);
     check_launch(kOp);
   }
 }

@@ -115,8 +115,8 @@ void log_probs(Context& context, const ops::LogProbsArgs& args) {
   }
   if (!args.entropy.empty()) require_vector(kOp, "entropy", args.entropy, DType::kF32, rows);
   if (rows == 0) return;
-  const Segments segments = segment_stats(context, args.logits, args.num_known,
-                                          {args.temperature, nullptr}, !args.entropy.empty());
+  const Segments segments =
+      segment_stats(context, args.logits, args.num_known, args.temperature, !args.entropy.empty());
   const dim3 block(32, 8);
   log_probs_kernel<<<static_cast<unsigned>(divide_up(rows, block.y)), block, 0, context.stream()>>>(
       args.logits.as<float>(), args.logits.row_stride, segments, args.targets.as<int32_t>(),
@@ -135,7 +135,7 @@ void log_probs_backward(Context& context, const ops::LogProbsBackwardArgs& args)
   require_shape(kOp, "dlogits", args.dlogits, args.logits.shape);
   if (rows == 0) return;
   const Segments segments =
-      segment_stats(context, args.logits, args.num_known, {args.temperature, nullptr}, true);
+      segment_stats(context, args.logits, args.num_known, args.temperature, true);
   const int64_t columns = args.logits.shape[1], parts = divide_up(columns, kSegmentColumns);
   const bool stores_vectors = takes_vectors(args.dlogits, 4, 4);
   const auto launch = [&](auto element) {

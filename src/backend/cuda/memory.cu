@@ -3,6 +3,7 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 
@@ -31,15 +32,19 @@ __global__ void convert_kernel(Rows from, Rows to, int64_t columns, int64_t coun
   }
 }
 
+__global__ void copy_kernel(const uint32_t* from, uint32_t* to, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
 __global__ void embedding_kernel(Rows table, int64_t num_rows, const int32_t* ids, Rows out,
                                  int64_t columns, float scale) {
-  const int64_t token = blockIdx.x;
+  await_predecessor();
+  const int64_t token = blockIdx.x, i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   const int32_t id = ids[token];
-  if (id < -1 || id >= num_rows) return;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
-    out.array.set(token * out.stride + i, value);
-  }
+  if (id < -1 || id >= num_rows || i >= columns) return;
+  const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
+  out.array.set(token * out.stride + i, value);
 }
 
 // One thread per column, so that tokens add up in their order.
@@ -67,6 +72,12 @@ __global__ void scatter_kernel(const T* rows, int64_t rows_stride, const int32_t
 }
 
 }  // namespace
+
+void copy_words(Context& context, const void* from, void* to, int64_t count) {
+  copy_kernel<<<static_cast<unsigned>(divide_up(count, kThreads)), kThreads, 0, context.stream()>>>(
+      static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to), count);
+  check_launch("copy");
+}
 
 void convert(Context& context, const TensorView& from, const TensorView& to) {
   constexpr std::string_view kOp = "convert";
@@ -97,10 +108,10 @@ void embedding(Context& context, const ops::EmbeddingArgs& args) {
   require_shape(kOp, "out", args.out, Shape{num_tokens, width});
   require_vector(kOp, "ids", args.ids, DType::kI32, num_tokens);
   if (num_tokens == 0) return;
-  embedding_kernel<<<static_cast<unsigned>(num_tokens), kThreads, 0, context.stream()>>>(
-      rows_of(args.table), args.table.shape[0], args.ids.as<int32_t>(), rows_of(args.out), width,
-      args.scale);
-  check_launch(kOp);
+  const dim3 grid(static_cast<unsigned>(num_tokens),
+                  static_cast<unsigned>(divide_up(width, kThreads)));
+  launch(kOp, context, {grid, kThreads}, embedding_kernel, rows_of(args.table), args.table.shape[0],
+         static_cast<const int32_t*>(args.ids.as<int32_t>()), rows_of(args.out), width, args.scale);
 }
 
 void embedding_backward(Context& context, const ops::EmbeddingBackwardArgs& args) {

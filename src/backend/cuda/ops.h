@@ -7,6 +7,9 @@
 namespace octet::cuda {
 
 // memory.cu
+// Few whole words between the device's memory and the host's pinned memory, by a kernel: a copy
+// engine would start later.
+void copy_words(Context& context, const void* from, void* to, int64_t count);
 void convert(Context& context, const tensor::TensorView& from, const tensor::TensorView& to);
 void scatter_rows(Context& context, const ops::ScatterRowsArgs& args);
 void embedding(Context& context, const ops::EmbeddingArgs& args);

@@ -30,14 +30,12 @@ class GraphRecording final : public ops::Recording {
     if (!possible_) return false;
     // Other streams and threads may go on with whatever they do.
     check(cudaStreamBeginCapture(context.stream(), cudaStreamCaptureModeRelaxed), "CUDA graph");
-    context.set_recording(true);
     std::string why_not;
     try {
       body();
     } catch (const std::exception& error) {
       why_not = error.what();
     }
-    context.set_recording(false);
     cudaGraph_t graph = nullptr;
     cudaError_t status = cudaStreamEndCapture(context.stream(), &graph);
     if (status == cudaSuccess && why_not.empty()) {

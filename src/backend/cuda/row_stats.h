@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/context.h"
-#include "backend/cuda/device/row_stats.cuh"
+#include "backend/cuda/device/sampling.cuh"
 #include "tensor/tensor.h"
 
 namespace octet::cuda {
@@ -13,8 +13,10 @@ struct Segments {
 };
 
 // Queues the statistics of logits [C, V] F32 over the first `num_known` columns; `weighted` says
-// whether that sum is wanted too.
+// whether that sum is wanted too. With rules, row c has the temperature of rules.rows[c].
 Segments segment_stats(Context& context, const tensor::TensorView& logits, int64_t num_known,
-                       const RowTemperatures& temperatures, bool weighted);
+                       float temperature, bool weighted);
+Segments segment_stats(Context& context, const tensor::TensorView& logits, int64_t num_known,
+                       const DrawRules& rules);
 
 }  // namespace octet::cuda

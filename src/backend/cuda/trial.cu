@@ -89,7 +89,7 @@ void fill_scales(Context& context, float* scales, int64_t count, uint32_t seed) 
 std::vector<uint64_t> digest_rows(Context& context, const void* data, int64_t rows,
                                   int64_t row_bytes, int64_t stride_bytes) {
   std::vector<uint64_t> digests(static_cast<size_t>(rows));
-  auto* on_device = context.scratch<unsigned long long>(kScratchSampling, rows);
+  auto* on_device = context.scratch<unsigned long long>(kScratchSums, rows);
   context.fill_zero(on_device, 8 * rows);
   digest_kernel<<<static_cast<unsigned>(rows), kThreads, 0, context.stream()>>>(
       static_cast<const char*>(data), row_bytes / 4, stride_bytes, on_device);

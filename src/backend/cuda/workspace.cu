@@ -26,7 +26,6 @@ std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceSha
   const int64_t width = s.head_dim <= 64 ? 64 : s.head_dim <= 128 ? 128 : 256;
   need(kScratchAttention,
        4 * s.max_sequences * s.query_heads * divide_up(s.max_context, kChunkKeys) * (width + 2));
-  need(kScratchSampling, s.head_rows * static_cast<int64_t>(sizeof(ops::SampleParams)));
   need(kScratchSums, s.head_rows * divide_up(vocab, kSegmentColumns) *
                          static_cast<int64_t>(sizeof(SegmentStats)));
   need(kScratchLibrary, context.library().workspace_bytes());

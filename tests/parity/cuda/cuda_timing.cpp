@@ -210,7 +210,10 @@ void time_logits(Timing& timing, int64_t rows) {
   time_sampling("sample", {});
   time_sampling("sample at 0.7", {.temperature = 0.7f});
   time_sampling("sample greedily", {.temperature = 0});
-  if (rows <= 256) time_sampling("sample with top_p", {.top_p = 0.95f}, 2);
+  time_sampling("sample with top_p", {.top_p = 0.95f}, 10);
+  time_sampling("sample with top_k", {.top_k = 50}, 10);
+  time_sampling("sample with top_k and top_p", {.top_p = 0.95f, .top_k = 50}, 10);
+  time_sampling("sample with min_p", {.min_p = 0.05f}, 10);
   timing.time("log-probabilities", rows, bytes, [&] {
     cuda::log_probs(context, {logits, ids, log_probs, {}, 1.0f, kColumns});
   });

@@ -249,6 +249,7 @@ TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
               DType::kBF16, Shape{num_tokens, (q_heads + 2 * kv_heads) * width}, 5, 2, 8);
           qkv.view().row<uint16_t>(3)[(q_heads + kv_heads) * width + 1] = 0xFF80;  // in v
           qkv.view().row<uint16_t>(4)[q_heads * width + 2] = 0x7FC0;               // in k
+          qkv.view().row<uint16_t>(5)[(q_heads + kv_heads) * width + 9] = 0xFFC0;  // in v
           const Array q_norm = random_array(DType::kBF16, Shape{width}, 6);
           const Array k_norm = random_array(DType::kBF16, Shape{width}, 7);
           const Array table = random_array(DType::kF32, Shape{64, width}, 8);

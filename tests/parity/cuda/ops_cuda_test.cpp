@@ -1,4 +1,7 @@
 // Elementwise ops, norms, rotation, sampling and the optimiser against the oracle.
+#include <bit>
+#include <functional>
+
 #include "parity/cuda/cuda_test.h"
 
 namespace octet::parity {
@@ -179,6 +182,75 @@ TEST_F(OpsCuda, DrawsTheOraclesIds) {
                          TensorView(), t == 0 ? 1.0f : t, columns});
         ASSERT_EQ(scored.get(0), log_probs[1].get(i));
       }
+    }
+  }
+}
+
+// Rows whose cuts a histogram of the weights does not narrow down: more equal or nearly equal
+// weights than are listed, ties at the cut, tails of many factors of two, ids without any weight.
+TEST_F(OpsCuda, FiltersRowsOfManyNearWeights) {
+  constexpr int64_t kColumns = 151936, kKnown = 151669;
+  const std::vector<double> noise = normal_values(kColumns, 21);
+  const std::vector<std::function<double(int64_t)>> shapes = {
+      [](int64_t) { return 1.5; },
+      [](int64_t v) { return -2e-6 * static_cast<double>(v * 31 % 64); },
+      [&](int64_t v) { return noise[v]; },
+      [&](int64_t v) { return 8 * noise[v]; },
+      [](int64_t v) { return v % 3 == 0 ? 0.0 : -0.5; },
+      [](int64_t v) { return -1e-3 * static_cast<double>(v); },
+      [](int64_t v) { return v % 5000 == 7 ? 2.0 : -std::numeric_limits<double>::infinity(); },
+      [](int64_t v) { return v == 70000 ? 30.0 : -30.0; },
+      [](int64_t v) { return v < 60000 ? std::nan("") : 1.0; }};
+  std::vector<ops::SampleParams> params;
+  RandomSequence random({.seed = 4}, RngUse::kInit);
+  for (const ops::SampleParams& rule : {ops::SampleParams{.top_p = 0.95f},
+                                        {.top_p = 1e-6f},
+                                        {.top_p = 0x1.fffffep-1f},
+                                        {.top_k = 1},
+                                        {.top_k = 70000},
+                                        {.top_p = 0.5f, .min_p = 0.1f, .top_k = 151668},
+                                        {.temperature = 0.3f, .top_p = 0.8f, .top_k = 100000}}) {
+    for (int i = 0; i < 2; ++i) {
+      params.push_back(rule);
+      params.back().random = i == 0 ? 0 : random.next_word();
+    }
+  }
+  const auto rows = static_cast<int64_t>(params.size());
+  for (size_t shape = 0; shape < shapes.size(); ++shape) {
+    const Array logits(DType::kF32, Shape{rows, kColumns});
+    for (int64_t v = 0; v < kColumns; ++v) {
+      const auto logit = static_cast<float>(shapes[shape](v));
+      for (int64_t r = 0; r < rows; ++r) logits.view().row<float>(r)[v] = logit;
+    }
+    Array ids[2], log_probs[2], kept[2];
+    const auto draw = [&](ops::Backend& backend, int64_t first, int64_t count, Array& id,
+                          Array& log_prob, Array& kept_log_prob) {
+      id = Array(DType::kI32, Shape{count});
+      log_prob = Array(DType::kF32, Shape{count});
+      kept_log_prob = Array(DType::kF32, Shape{count});
+      backend.sample({.logits = logits.view().slice_rows(first, count),
+                      .params = std::span(params).subspan(first, count),
+                      .ids = id,
+                      .log_probs = log_prob,
+                      .kept_log_probs = kept_log_prob,
+                      .num_known = kKnown});
+    };
+    draw(cpu(), 0, rows, ids[0], log_probs[0], kept[0]);
+    draw(gpu(), 0, rows, ids[1], log_probs[1], kept[1]);
+    for (int64_t r = 0; r < rows; ++r) {
+      EXPECT_EQ(ids[1].get(r), ids[0].get(r)) << "shape " << shape << " row " << r;
+    }
+    expect_same(log_probs[1], log_probs[0], {4e-6, 2e-6}, "log-probabilities");
+    expect_same(kept[1], kept[0], {4e-6, 2e-6}, "kept log-probabilities");
+    for (const int64_t r : {int64_t{0}, rows - 1}) {
+      Array id, log_prob, kept_log_prob;
+      draw(gpu(), r, 1, id, log_prob, kept_log_prob);
+      EXPECT_EQ(id.get(0), ids[1].get(r));
+      const auto bits = [](const Array& array, int64_t row) {
+        return std::bit_cast<uint32_t>(*array.view().row<float>(row));
+      };
+      EXPECT_EQ(bits(log_prob, 0), bits(log_probs[1], r));
+      EXPECT_EQ(bits(kept_log_prob, 0), bits(kept[1], r));
     }
   }
 }

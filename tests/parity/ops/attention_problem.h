@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "parity/ops/op_test.h"
@@ -91,10 +92,12 @@ class PagedCache {
   // The decoded value the cache holds.
   double value(bool is_key, size_t sequence, int64_t position, int64_t head, int64_t i) const {
     const int64_t page = tables_[sequence][static_cast<size_t>(position / problem_.page_size)];
-    const int64_t row =
-        (page * problem_.kv_heads + head) * problem_.page_size + position % problem_.page_size;
-    const double code = (is_key ? k_ : v_).get(row * problem_.width + i);
-    if (problem_.cache != DType::kE4M3) return code;
+    const int64_t first = (page * problem_.kv_heads + head) * problem_.page_size;
+    const int64_t token = position % problem_.page_size, row = first + token;
+    if (problem_.cache != DType::kE4M3) return (is_key ? k_ : v_).get(row * problem_.width + i);
+    const double code =
+        is_key ? k_.get(row * problem_.width + i)
+               : v_.get(first * problem_.width + ops::value_index(token, i, problem_.width));
     const float scale = (is_key ? k_scale_ : v_scale_).view().as<float>()[row];
     return static_cast<double>(static_cast<float>(code) * scale);
   }
@@ -226,6 +229,48 @@ inline void check_fillers(ops::Backend& backend, const AttentionProblem& p) {
     if (count == 2) expected = out.values();
     if (count == 4) expected.resize(2 * expected.size(), 0.0);
     EXPECT_TRUE(out.values() == expected) << count;
+  }
+}
+
+// A NaN among the keys of head 0 and one among the values of head 1: rows that do not see it have
+// the bytes that they have without, rows that see it are NaN (of a value that is no code, its
+// element alone), in one go and in any chunks.
+inline void check_nan_reaches_whom_it_may(ops::Backend& backend, const AttentionProblem& p) {
+  constexpr int64_t kLength = 150, kPositions[] = {37, 70};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<AttentionSequence> clean, marred;
+  clean.push_back(make_sequence(p, kLength, 1));
+  marred.push_back(make_sequence(p, kLength, 1));
+  marred[0].k.set((kPositions[0] * p.kv_heads + 0) * p.width + 3, nan);
+  marred[0].v.set((kPositions[1] * p.kv_heads + 1) * p.width + 5, nan);
+  const AttentionRows expected = run_attention(backend, p, clean, {whole(clean)}).rows[0];
+  for (const int64_t chunk : {int64_t{1}, int64_t{7}, int64_t{64}, kLength}) {
+    std::vector<std::vector<AttentionPart>> steps;
+    for (int64_t done = 0; done < kLength; done += chunk) {
+      steps.push_back({{0, std::min(chunk, kLength - done)}});
+    }
+    const AttentionRows rows = run_attention(backend, p, marred, steps, 5).rows[0];
+    for (int64_t row = 0; row < kLength * p.heads; ++row) {
+      const int64_t kv_head = row % p.heads / (p.heads / p.kv_heads);
+      const int64_t after = row / p.heads - (kv_head < 2 ? kPositions[kv_head] : kLength);
+      const bool sees = after >= 0 && (p.window == 0 || after < p.window);
+      bool same = true, all_nan = true, any_nan = false;
+      for (auto i = static_cast<size_t>(row * p.width);
+           i < static_cast<size_t>((row + 1) * p.width); ++i) {
+        same &= rows.out[i] == expected.out[i];
+        all_nan &= std::isnan(rows.out[i]);
+        any_nan |= std::isnan(rows.out[i]);
+      }
+      const bool alone = kv_head == 1 && p.cache != DType::kE4M3;
+      ASSERT_TRUE(!sees   ? same
+                  : alone ? any_nan
+                          : all_nan)
+          << "chunk " << chunk << " window " << p.window << " width " << p.width << " token "
+          << row / p.heads << " head " << row % p.heads;
+      if (!sees || kv_head == 1) {
+        ASSERT_EQ(rows.lse[static_cast<size_t>(row)], expected.lse[static_cast<size_t>(row)]);
+      }
+    }
   }
 }
 

@@ -45,6 +45,37 @@ TEST_P(AttentionTest, ForwardEqualsFloat64) {
   check_forward({.dtype = DType::kF32, .cache = DType::kBF16}, {33});
 }
 
+TEST_P(AttentionTest, NanReachesWhomItMay) {
+  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
+    for (const int64_t window : {0, 20}) {
+      check_nan_reaches_whom_it_may(*backend_,
+                                    {.window = window, .dtype = DType::kBF16, .cache = cache});
+    }
+  }
+}
+
+// Attention over codes has the bytes of attention over what they stand for.
+TEST_P(AttentionTest, CodesAreTheirValues) {
+  for (const int64_t width : {2, 22, 64, 80, 250}) {
+    const AttentionProblem p{.width = width, .page_size = 32, .window = 90, .cache = DType::kE4M3};
+    std::vector<AttentionSequence> sequences;
+    sequences.push_back(make_sequence(p, 150, 1));
+    const AttentionRun coded = run_attention(*backend_, p, sequences, {whole(sequences)}, 7);
+    for (int64_t i = 0; i < 150 * p.kv_heads * width; ++i) {
+      const int64_t row = i / width;
+      const auto value = [&](bool is_key) {
+        return coded.cache.value(is_key, 0, row / p.kv_heads, row % p.kv_heads, i % width);
+      };
+      sequences[0].k.set(i, value(true));
+      sequences[0].v.set(i, value(false));
+    }
+    AttentionProblem dense = p;
+    dense.cache = DType::kF32;
+    EXPECT_TRUE(run_attention(*backend_, dense, sequences, {whole(sequences)}).rows == coded.rows)
+        << width;
+  }
+}
+
 TEST_P(AttentionTest, NoContextGivesZeros) {
   for (const int64_t window : {0, 8}) {
     check_fillers(*backend_, {.window = window});

@@ -1,4 +1,6 @@
 // Writing and copying cache pages, and what attention refuses.
+#include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "base/error.h"
@@ -9,7 +11,7 @@ namespace {
 
 class KvCacheTest : public OpTest {};
 
-// The contract of ops::QuantizeArgs for one row, by the scalar codec.
+// The contract of a cache's codes for one row, by the scalar codec.
 float scalar_quantize(const float* x, int64_t n, uint8_t* codes) {
   float amax = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -17,8 +19,12 @@ float scalar_quantize(const float* x, int64_t n, uint8_t* codes) {
     if (std::isfinite(value)) amax = std::max(amax, value);
   }
   const float scale = amax == 0 ? 1.0f : std::max(amax / 448.0f, 0x1p-100f);
-  for (int64_t i = 0; i < n; ++i) codes[i] = tensor::encode_e4m3(tensor::round_bf16(x[i]) / scale);
-  return scale;
+  bool has_nan = false;
+  for (int64_t i = 0; i < n; ++i) {
+    has_nan |= std::isnan(x[i]);
+    codes[i] = std::isnan(x[i]) ? 0 : tensor::encode_e4m3(tensor::round_bf16(x[i]) / scale);
+  }
+  return has_nan ? std::numeric_limits<float>::quiet_NaN() : scale;
 }
 
 TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
@@ -31,6 +37,7 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
     const Array k = random_array(DType::kF32, Shape{kTokens, kHeads, width}, 5);
     const Array v = random_array(DType::kF32, Shape{kTokens, kHeads, width}, 6, 30);
     auto* values = k.view().as<float>();
+    v.view().as<float>()[(9 * kHeads + 1) * width + 1] = kNaN;
     RandomSequence random({.seed = 9}, RngUse::kInit);
     for (int64_t i = 0; i < kTokens * kHeads * width; ++i) {
       // Rows of wide and of narrow range, of zeros only, and with hostile values.
@@ -60,10 +67,15 @@ TEST_P(KvCacheTest, AppendQuantizesEachHeadByTheOneQuantizer) {
           std::vector<uint8_t> expected(static_cast<size_t>(width));
           const float scale =
               scalar_quantize(x->view().as<float>() + from * width, width, expected.data());
-          EXPECT_EQ(scales->view().as<float>()[to], scale);
-          const uint8_t* actual = codes->view().as<uint8_t>() + to * width;
-          EXPECT_EQ(std::vector<uint8_t>(actual, actual + width), expected)
-              << "token " << t << " head " << h << " width " << width;
+          EXPECT_EQ(std::bit_cast<uint32_t>(scales->view().as<float>()[to]),
+                    std::bit_cast<uint32_t>(scale));
+          std::vector<uint8_t> actual;
+          for (int64_t i = 0; i < width; ++i) {
+            const int64_t in_head =
+                x == &k ? slot % 16 * width + i : ops::value_index(slot % 16, i, width);
+            actual.push_back(codes->view().as<uint8_t>()[(to - slot % 16) * width + in_head]);
+          }
+          EXPECT_EQ(actual, expected) << "token " << t << " head " << h << " width " << width;
         }
       }
     }
@@ -83,25 +95,71 @@ TEST_P(KvCacheTest, AppendRoundsOnceAndLeavesOtherSlots) {
   }
 }
 
+// Of E4M3 values whole blocks of 16, of everything else not one token more.
 TEST_P(KvCacheTest, CopyTakesTheFirstTokens) {
-  const Shape pages{3, 2, 4, 6};
-  Array k(DType::kE4M3, pages), v(DType::kE4M3, pages);
-  for (int64_t i = 0; i < k.view().num_elements(); ++i) {
-    k.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 100);
-    v.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 90);
-  }
-  const Array ks = random_array(DType::kF32, Shape{3, 2, 4}, 1);
-  const Array vs = random_array(DType::kF32, Shape{3, 2, 4}, 2);
-  const std::vector<double> before[] = {k.values(), v.values(), ks.values(), vs.values()};
-  const ops::KvPageCopy copy{2, 0, 3};
-  backend_->kv_copy({{k, v, ks, vs}, {&copy, 1}});
-  const std::vector<double> after[] = {k.values(), v.values(), ks.values(), vs.values()};
-  for (int array = 0; array < 4; ++array) {
-    const size_t width = array < 2 ? 6 : 1;
-    for (size_t i = 0; i < before[array].size(); ++i) {
-      const bool copied = i < 8 * width && i / width % 4 < 3;
-      EXPECT_EQ(after[array][i], before[array][copied ? i + 16 * width : i]);
+  for (const DType dtype : {DType::kE4M3, DType::kBF16}) {
+    for (const int32_t num_tokens : {0, 1, 3, 16, 17, 48}) {
+      const Shape pages{3, 2, 48, 6};
+      const Array k(dtype, pages), v(dtype, pages);
+      for (int64_t i = 0; i < k.view().num_bytes(); ++i) {
+        k.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 100);
+        v.view().as<uint8_t>()[i] = static_cast<uint8_t>(i % 90);
+      }
+      const Array ks = random_array(DType::kF32, Shape{3, 2, 48}, 1);
+      const Array vs = random_array(DType::kF32, Shape{3, 2, 48}, 2);
+      const std::vector<double> before[] = {k.values(), v.values(), ks.values(), vs.values()};
+      const ops::KvPageCopy copy{2, 0, num_tokens};
+      backend_->kv_copy({{k, v, ks, vs}, {&copy, 1}});
+      const std::vector<double> after[] = {k.values(), v.values(), ks.values(), vs.values()};
+      const bool scales = dtype == DType::kE4M3;
+      for (int array = 0; array < 4; ++array) {
+        const size_t width = array < 2 ? 6 : 1;
+        size_t count = static_cast<size_t>(num_tokens);
+        if (array == 1 && scales) count = (count + 15) / 16 * 16;
+        if (array >= 2 && !scales) count = 0;
+        for (size_t i = 0; i < before[array].size(); ++i) {
+          const bool copied = i < 96 * width && i / width % 48 < count;
+          ASSERT_EQ(after[array][i], before[array][copied ? i + 192 * width : i])
+              << num_tokens << " tokens, array " << array << " at " << i;
+        }
+      }
     }
+  }
+}
+
+// Every element of a page has a place of its own, a block's within the block.
+TEST(KvLayout, ValuesLieInBlocks) {
+  constexpr int64_t kTokens = 48, kWidth = 6;
+  std::vector<int> uses(kTokens * kWidth);
+  for (int64_t token = 0; token < kTokens; ++token) {
+    for (int64_t d = 0; d < kWidth; ++d) {
+      const int64_t at = ops::value_index(token, d, kWidth);
+      EXPECT_EQ(at / (16 * kWidth), token / 16);
+      EXPECT_EQ(at / 16 % kWidth, d);
+      ++uses[static_cast<size_t>(at)];
+    }
+  }
+  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), kTokens * kWidth);
+  // The word of a lane of the matrix unit: tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  EXPECT_EQ(ops::value_place(2), 4);
+  EXPECT_EQ(ops::value_place(3), 5);
+  EXPECT_EQ(ops::value_place(10), 6);
+  EXPECT_EQ(ops::value_place(11), 7);
+}
+
+TEST_P(KvCacheTest, PagesOfCodesHaveWholeBlocks) {
+  const Array kv(DType::kF32, Shape{1, 2, 8}), scales(DType::kF32, Shape{2, 2, 24});
+  const Array codes(DType::kE4M3, Shape{2, 2, 24, 8}), dense(DType::kBF16, Shape{2, 2, 24, 8});
+  EXPECT_NO_THROW(backend_->kv_append(
+      {.k = kv, .v = kv, .slots = Array({0}), .cache = {dense, dense, {}, {}}}));
+  try {
+    backend_->kv_append(
+        {.k = kv, .v = kv, .slots = Array({0}), .cache = {codes, codes, scales, scales}});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("multiple of 16 tokens, but have 24"),
+              std::string::npos)
+        << error.what();
   }
 }
 

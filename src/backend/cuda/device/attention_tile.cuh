@@ -5,15 +5,17 @@
 //   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
 //   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order
 //   BF16:  value = an FP32 chain over the tile's keys of bf16(p) × v
-//   FP8:   weight = p × value scale; up = the power of two that brings the row's largest weight
-//   into
+//   FP8:   weight = p × value scale; up = the power of two that brings the row's largest one into
 //          [1, 2); value = 1 / up × a chain over fp16(weight × up) × v
+//   a key that the row does not see has p = 0 and weight 0, whatever its scales
 //   fold of two states: M = max; old × 2^(M_old − M) + new × 2^(m − M), for value and every s_r
 //   a chunk's sum = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
 //
-// Keys and values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so that
-// the loads below touch every bank once. The contraction runs over the head width in an order that
-// lets a lane load 16 bytes of a key at once; queries are held in the same order.
+// Keys and BF16 values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so
+// that the loads below touch every bank once; FP8 values as in their page, blocks of 16 keys, each
+// [kWidth][16] bytes, whose words are the matrix unit's operands. The contraction runs over the
+// head width in an order that lets a lane load 16 bytes of a key at once; queries are held in the
+// same order.
 #pragma once
 
 #include <cmath>
@@ -63,9 +65,12 @@ struct Fold {
   float maximum, old_weight, new_weight;
 };
 __device__ inline Fold fold_of(float old_maximum, float new_maximum) {
-  if (new_maximum == -INFINITY) return {old_maximum, 1.0f, 0.0f};
-  const float maximum = fmaxf(old_maximum, new_maximum);
-  return {maximum, exp2_fast(old_maximum - maximum), exp2_fast(new_maximum - maximum)};
+  const float less = exp2_fast(-fabsf(old_maximum - new_maximum));  // the other weight is 2^0
+  const bool grows = new_maximum > old_maximum, none = new_maximum == -INFINITY;
+  return {grows ? new_maximum : old_maximum, grows ? less : 1.0f,
+          grows  ? 1.0f
+          : none ? 0.0f
+                 : less};
 }
 __device__ inline float fold(const Fold& f, float old_value, float new_value) {
   return fmaf(old_value, f.old_weight, new_value * f.new_weight);
@@ -106,7 +111,7 @@ struct AttentionTile {
   };
 
   // Rows of keys or values [begin, begin + 64) below `limit`, and their scales, by `kWarps` warps;
-  // zeros elsewhere.
+  // zeros elsewhere, though FP8 values of a block that `limit` cuts need clear_rest.
   template <bool kKeys, int kWarps>
   __device__ static void load(const KeySource& source, const PageWindow& window, int begin,
                               int limit, uint32_t stage, int warp, int lane) {
@@ -117,12 +122,16 @@ struct AttentionTile {
 #pragma unroll 4
     for (int i = 0; i < kTileKeys * kPieces / (32 * kWarps); ++i) {
       const int index = (i * kWarps + warp) * 32 + lane;
-      const int row = index / kPieces, piece = index % kPieces, position = begin + row;
+      constexpr bool kBlocks = kFp8 && !kKeys;
+      const int row = kBlocks ? index / kWidth * 16 : index / kPieces;
+      const int piece = kBlocks ? index % kWidth : index % kPieces;
+      const int position = begin + row;
       const int64_t base =
           __shfl_sync(0xFFFFFFFFu, window.row_base, (position >> source.page_shift) - window.first);
-      const bool inside = base >= 0 && position < limit && piece * 16 < row_bytes;
+      const bool inside = base >= 0 && position < limit &&
+                          (kBlocks ? piece < source.width : piece * 16 < row_bytes);
       const char* from = inside ? data + base + (position & mask) * row_bytes + piece * 16 : data;
-      const int to = kKeys ? key_piece(row, piece) : value_piece(row, piece);
+      const int to = kBlocks ? piece : kKeys ? key_piece(row, piece) : value_piece(row, piece);
       copy_async_16(tile + row * kRowBytes + to * 16, from, inside);
     }
     if constexpr (kFp8) {
@@ -137,6 +146,34 @@ struct AttentionTile {
           const bool inside = base >= 0 && position < limit;
           copy_async_4(to + row * 4, scales + (inside ? base + (position & mask) : 0), inside);
         }
+      }
+    }
+  }
+
+  // Clears what FP8 values have beyond the first `count` keys of a tile in the block that this
+  // cuts. After the waiting for `load`, whose threads clear what they copied, and before the
+  // barrier.
+  template <int kWarps>
+  __device__ static void clear_rest(int count, uint32_t stage, int warp, int lane) {
+    if constexpr (kFp8) {
+      if (count >= kTileKeys || count % 16 == 0) return;
+      const int block = count / 16;
+#pragma unroll 1
+      for (int i = 0; i < kTileKeys * kPieces / (32 * kWarps); ++i) {
+        const int index = (i * kWarps + warp) * 32 + lane;
+        if (index / kWidth != block) continue;
+        const uint32_t at = stage + kTileBytes + index * 16;
+        uint32_t words[4];
+        load_shared(at, words);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+#pragma unroll
+          for (int byte = 0; byte < 4; ++byte) {
+            const int key = 2 * t + byte / 2 * 8 + byte % 2;
+            if (key >= count % 16) words[t] &= ~(0xFFu << 8 * byte);
+          }
+        }
+        store_shared(at, words[0], words[1], words[2], words[3]);
       }
     }
   }
@@ -267,15 +304,15 @@ struct AttentionTile {
     }
   }
 
-  // Adds the weighted values to `state`.
-  __device__ static void add_values(const char* stage, int lane, Scores& result,
-                                    RowState<kWidth>& state) {
-    const int g = lane / 4, t = lane % 4;
+  // Adds the weighted values to `state`; first and last as for `weigh`.
+  __device__ static void add_values(const char* stage, int lane, const int (&first)[2],
+                                    const int (&last)[2], Scores& result, RowState<kWidth>& state) {
+    const int t = lane % 4;
     auto& scores = result.weights;
     [[maybe_unused]] const float* v_scales =
         reinterpret_cast<const float*>(stage + 2 * kTileBytes) + kTileKeys;
-    const char* values = stage + kTileBytes;
     if constexpr (kFp8) {
+      const auto* words = reinterpret_cast<const uint32_t*>(stage + kTileBytes) + lane;
       // Weights × value scales under a power of two of the row's own largest, as FP16.
       float top[2] = {0, 0};
 #pragma unroll
@@ -283,7 +320,8 @@ struct AttentionTile {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int column = 8 * j + 2 * t + e % 2;
-          scores[j][e] *= v_scales[column];
+          const bool sees = column >= first[e / 2] && column <= last[e / 2];
+          scores[j][e] = sees ? scores[j][e] * v_scales[column] : 0.0f;
           top[e / 2] = fmaxf(top[e / 2], scores[j][e]);
         }
       }
@@ -308,22 +346,11 @@ struct AttentionTile {
         float tile[4][4] = {};
 #pragma unroll
         for (int step = 0; step < kTileKeys / 16; ++step) {
-          uint32_t b[4][2];
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = 16 * step + 8 * half + 2 * t;
-            const int at = value_piece(row, 2 * group + g / 4) * 16 + g % 4 * 4;  // both rows
-            const uint32_t w0 = *reinterpret_cast<const uint32_t*>(values + row * kRowBytes + at);
-            const uint32_t w1 =
-                *reinterpret_cast<const uint32_t*>(values + (row + 1) * kRowBytes + at);
-            const uint32_t low = __byte_perm(w0, w1, 0x5140), high = __byte_perm(w0, w1, 0x7362);
-            b[0][half] = half2_of_e4m3(low);
-            b[1][half] = half2_of_e4m3(low >> 16);
-            b[2][half] = half2_of_e4m3(high);
-            b[3][half] = half2_of_e4m3(high >> 16);
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t word = words[step * 4 * kWidth + (4 * group + i) * 32];
+            mma_16x8x16<true>(tile[i], p[step], half2_of_e4m3(word), half2_of_e4m3(word >> 16));
           }
-#pragma unroll
-          for (int i = 0; i < 4; ++i) mma_16x8x16<true>(tile[i], p[step], b[i][0], b[i][1]);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -335,6 +362,8 @@ struct AttentionTile {
         }
       }
     } else {
+      const char* values = stage + kTileBytes;
+      const int g = lane / 4;
       uint32_t p[kTileKeys / 16][4];
 #pragma unroll
       for (int step = 0; step < kTileKeys / 16; ++step) {
@@ -380,8 +409,7 @@ struct AttentionTile {
   // The element of the head that C register `e` of n-tile `tile` holds.
   __device__ static int element_of(int tile, int e, int lane) {
     const int t = lane % 4;
-    return kFp8 ? tile / 4 * 32 + 8 * t + 4 * (e % 2) + tile % 4
-                : tile / 2 * 16 + 4 * t + 2 * (e % 2) + tile % 2;
+    return kFp8 ? 8 * tile + 2 * t + e % 2 : tile / 2 * 16 + 4 * t + 2 * (e % 2) + tile % 2;
   }
 };
 

@@ -30,6 +30,18 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// A policy of the second-level cache for what is read once: it is the first to make room.
+__device__ inline uint64_t read_once() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline uint64_t read_again() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // A box of a tensor of two dimensions, from (column, row) on.
 __device__ inline void bulk_copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
                                      uint32_t barrier) {
@@ -45,6 +57,24 @@ __device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// The same two under a policy of the second-level cache.
+__device__ inline void bulk_copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
+                                     uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 

@@ -1,5 +1,4 @@
-// What decoding's warps walk over: chunks of single-token sequences, with up to eight query rows
-// each.
+// What decoding walks over: chunks of single-token sequences, each with a few query rows.
 #pragma once
 
 #include "backend/cuda/attention.h"
@@ -13,31 +12,40 @@ struct QueryRow {
   int sequence, head;
 };
 
-// Rows of neighbouring sequences that share a chunk are taken eight at a time, by the sequence in
-// which the eight begin; a chunk that a sequence has for itself is an item of its own.
-__device__ inline int first_eight(const AttentionProblem& p, int member) {
-  return (member * p.group + 7) / 8;
+// Which chunks a walk has: those that neighbouring sequences share, those of one sequence alone.
+enum class Chunks { kAll, kShared, kOwn };
+
+// Rows of neighbouring sequences that share a chunk are taken kRows at a time, a set, by the
+// sequence in which the set begins; a chunk that a sequence has for itself is an item of its own.
+template <int kRows>
+__device__ inline int first_set(const AttentionProblem& p, int member) {
+  return (member * p.group + kRows - 1) / kRows;
 }
+template <int kRows, Chunks kChunks>
 struct ItemCounts {
-  int shared_chunks, eights, own_first, own_end;  // eights to each shared chunk; own chunks
+  int sets, num_shared, own_first, own_end;  // sets of each shared chunk; own chunks
   __device__ ItemCounts(const AttentionProblem& p, int sequence) {
     const ChunkRange chunks = chunks_of(p, sequence);
-    shared_chunks = chunks_shared(p, sequence);
+    const int shared_chunks = chunks_shared(p, sequence);
     const int member = shared_chunks > 0 ? sequence - p.shared_first[sequence] : 0;
-    eights = first_eight(p, member + 1) - first_eight(p, member);
+    sets = first_set<kRows>(p, member + 1) - first_set<kRows>(p, member);
+    num_shared = kChunks == Chunks::kOwn ? 0 : shared_chunks * sets;
     own_first = max(chunks.begin, shared_chunks);
-    own_end = max(chunks.end, own_first);
+    own_end = kChunks == Chunks::kShared ? own_first : max(chunks.end, own_first);
   }
-  __device__ int total() const { return shared_chunks * eights + own_end - own_first; }
+  __device__ int total() const { return num_shared + own_end - own_first; }
 };
-template <int kThreads>
+template <class Walk, int kThreads>
 __device__ void count_items(const AttentionProblem& p, int* first) {
   prefix_sums<kThreads>(
-      p.num_sequences, [&](int s) { return ItemCounts(p, s).total(); }, first);
+      p.num_sequences, [&](int s) { return typename Walk::Counts(p, s).total(); }, first);
 }
 
-// A walk over the items: a chunk and a key/value head of up to eight query rows.
+// A walk over the items: a chunk and a key/value head of up to kRows query rows.
+template <int kRows, Chunks kChunks>
 struct Walk {
+  using Counts = ItemCounts<kRows, kChunks>;
+
   int index, sequence, chunk, head;
   int begin, end, limit, first_key;  // keys
   int leader, first_row;  // shared: row r is head r % group of sequence leader + r / group
@@ -50,18 +58,18 @@ struct Walk {
     if (flat >= first[p.num_sequences]) return false;
     head = index - flat * p.keys.heads;
     sequence = find_sequence(first, p.num_sequences, flat, sequence, lane);
-    const ItemCounts counts(p, sequence);
-    const int within = flat - first[sequence], num_shared = counts.shared_chunks * counts.eights;
-    shared = within < num_shared;
+    const Counts counts(p, sequence);
+    const int within = flat - first[sequence];
+    shared = within < counts.num_shared;
     if (shared) {
       leader = p.shared_first[sequence];
-      chunk = within / counts.eights;
-      first_row = 8 * (first_eight(p, sequence - leader) + within - chunk * counts.eights);
+      chunk = within / counts.sets;
+      first_row = kRows * (first_set<kRows>(p, sequence - leader) + within - chunk * counts.sets);
       limit = (chunk + 1) * kChunkKeys;
       first_key = 0;
     } else {
       leader = sequence;
-      chunk = counts.own_first + within - num_shared;
+      chunk = counts.own_first + within - counts.num_shared;
       first_row = 0;
       limit = p.context_lengths[sequence];
       first_key = p.window > 0 ? max(0, limit - p.window) : 0;

@@ -1,6 +1,7 @@
-// What the roles of a block of the prefill kernel share: its work items, and its shared memory.
+// What the roles of a block of the prefill kernels share: their work items; and, of that over BF16
+// pages, the shared memory.
 //
-// A tile of 16-bit operands lies in shared memory as slabs of 64 columns, each a row of 128 bytes
+// A tile of BF16 operands lies in shared memory as slabs of 64 columns, each a row of 128 bytes
 // for each key or query, swizzled by 128 for the matrix unit. Keys and queries have their columns
 // in the order of the class's contraction (attention_tile.cuh): which sixteen meet in a step is
 // part of a row's bytes, their places within the step are not.
@@ -25,21 +26,27 @@ struct PrefillProblem : AttentionProblem {
   }
 };
 
+inline constexpr int64_t kMostPrefillRows = int64_t{1} << 27;  // fewer than this: for token_of
+inline PrefillProblem prefill_problem(const AttentionProblem& p) {
+  PrefillProblem problem{p, 0, 0, nullptr};
+  if (p.group > 1) {
+    problem.group_inverse = static_cast<uint32_t>(divide_up(int64_t{1} << 32, p.group));
+  }
+  return problem;
+}
+
 // A value that all lanes hold, so that the compiler knows it.
 __device__ inline int uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
-inline constexpr int kConsumers = 3;  // warpgroups of a block; a fourth one is the producer
 inline constexpr int kSlabBytes = kTileKeys * 128;  // also of a warpgroup's 64 queries
 
 // 16-byte chunk `chunk` of row `row` of a slab.
 __device__ inline int slab_chunk(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
-// Where in a slab the columns 4 g … 4 g + 3 of a key or query go (8 bytes).
-template <bool kFp8>
+// Where in a slab the columns 4 g … 4 g + 3 of a BF16 key or query go (8 bytes).
 __device__ inline int contraction_place(int row, int g) {
-  const int step = kFp8 ? g % 4 : g / 8 * 2 + g % 2;
-  const int quarter = kFp8 ? g / 4 : g % 8 / 2;
+  const int step = g / 8 * 2 + g % 2, quarter = g % 8 / 2;
   return slab_chunk(row, 2 * step + quarter / 2) + quarter % 2 * 8;
 }
 
@@ -80,38 +87,29 @@ class PrefillPages {
   }
 };
 
-template <bool kFp8, int kWidth>
+// BF16 pages.
+template <int kHeadWidth>
 struct PrefillLayout {
+  static constexpr int kWidth = kHeadWidth;
+  static constexpr int kConsumers = 3;           // warpgroups of a block; a fourth one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
   static constexpr int kSlabs = kWidth / 64;
   static constexpr int kTileBytes = kSlabs * kSlabBytes;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kSlots = 4;  // of the ring: keys and values in turn
-  // FP8: codes of a tile, then its scales, before they are converted.
-  static constexpr int kRawSlots = kFp8 ? 2 : 0;
-  static constexpr int kRawScales = kTileKeys * kWidth;
-  static constexpr int kRawBytes = kRawScales + kTileKeys * 4;
-
   static constexpr int kItemSlots = 8;
 
   static constexpr int kRing = 0;
   static constexpr int kQueries = kRing + kSlots * kTileBytes;
   static constexpr int kTotals = kQueries + kConsumers * kTileBytes;  // rows' results so far
-  static constexpr int kRaw = kTotals + kRows * kWidth * 4;
-  static constexpr int kScales = kRaw + kRawSlots * kRawBytes;  // of a slot's 64 keys
-  static constexpr int kFactors = kScales + (kFp8 ? kSlots * kTileKeys * 4 : 0);
-  static constexpr int kItems = kFactors + kRows * 4;
+  static constexpr int kFetched = kTotals;                // queries as they lie, between two items
+  static constexpr int kFetchedStride = 16 * kWidth * 4;  // between warps
+  static constexpr int kItems = kTotals + kRows * kWidth * 4;
   static constexpr int kFull = kItems + kItemSlots * 32;
   static constexpr int kEmpty = kFull + kSlots * 8;
-  static constexpr int kRawFull = kEmpty + kSlots * 8;
-  static constexpr int kItemFull = kRawFull + kRawSlots * 8;
+  static constexpr int kItemFull = kEmpty + kSlots * 8;
   static constexpr int kBytes = kItemFull + kItemSlots * 8;
   static_assert(kBytes <= 227 * 1024);
-
-  // Where the items of a sequence begin among all: never too close together.
-  __device__ static int first_item(const PrefillProblem& p, int sequence) {
-    return p.query_offsets[sequence] * p.group / kRows + sequence;
-  }
 };
 
 // Query rows of one sequence and key/value head, in order of token, then head, that a block takes
@@ -143,6 +141,11 @@ class PrefillSchedule {
  public:
   __device__ PrefillSchedule(const PrefillProblem& p, char* shared) : p_(p), shared_(shared) {}
 
+  // Room for the items of all sequences: those of one begin never too close to the last one's.
+  static int num_items(const PrefillProblem& p) {
+    return (p.num_tokens * p.group / Layout::kRows + p.num_sequences) * p.keys.heads;
+  }
+
   // The next item of the block.
   __device__ PrefillItem next() {
     const int slot = turn_ % Layout::kItemSlots;
@@ -154,6 +157,19 @@ class PrefillSchedule {
     item.first_row = uniform(item.first_row);
     item.last_row = uniform(item.last_row);
     return item;
+  }
+  // The role of a consumer.
+  template <class Consumer>
+  __device__ void consume(Consumer& consumer) {
+    PrefillItem item = next();
+    if (item.sequence >= 0) consumer.fetch(item);
+    while (item.sequence >= 0) {
+      consumer.run(item);
+      const PrefillItem done = item;
+      item = next();
+      if (item.sequence >= 0) consumer.fetch(item);
+      consumer.write(done);
+    }
   }
   // Makes an item next, by one warp, once for each that it has taken. Nobody is kItemSlots behind
   // it: an item has two operands at least and the ring room for few.
@@ -182,19 +198,22 @@ class PrefillSchedule {
   __device__ uint32_t full(int slot) const {
     return shared_address(shared_) + Layout::kItemFull + 8 * slot;
   }
+  __device__ int first_item(int sequence) const {
+    return p_.query_offsets[sequence] * p_.group / Layout::kRows + sequence;
+  }
   __device__ void read(int index, PrefillItem& item) const {
     item.head = index % p_.keys.heads;
     const int block = index / p_.keys.heads;
     int sequence = 0;
     for (int above = p_.num_sequences; above - sequence > 1;) {
       const int middle = (sequence + above) / 2;
-      (Layout::first_item(p_, middle) <= block ? sequence : above) = middle;
+      (first_item(middle) <= block ? sequence : above) = middle;
     }
     item.sequence = sequence;
     item.first_token = p_.query_offsets[sequence];
     const int new_tokens = p_.query_offsets[sequence + 1] - item.first_token;
     item.first_position = p_.context_lengths[sequence] - new_tokens;
-    item.first_row = (block - Layout::first_item(p_, sequence)) * Layout::kRows;
+    item.first_row = (block - first_item(sequence)) * Layout::kRows;
     item.last_row = min(item.first_row + Layout::kRows, new_tokens * p_.group) - 1;
     if (p_.chunked && new_tokens == 1) item.last_row = -1;
     item.begin = item.begin_of(p_, item.first_row);

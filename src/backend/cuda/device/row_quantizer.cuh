@@ -16,7 +16,7 @@ struct QuantizedRows {
   uint8_t* codes;  // 8-byte aligned rows
   int64_t stride;  // of codes
   float* scales;   // [R] or [R, ⌈C/128⌉]
-  RowScales kind;
+  RowScales kind = RowScales::kNone;
   bool pow2;
   int64_t elements;  // R × C
   DeviceCounters* counters;

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "backend/cuda/device/reduce.cuh"
-#include "ops/sampling.h"
 
 namespace octet::cuda {
 
@@ -26,16 +25,6 @@ struct RowStats {
   double sum;     // NaN where a logit is NaN or +∞, or all are −∞
   double weighted;
   float largest;  // logit
-};
-
-// One temperature for all rows, or each row's own; 0, which is greedy, counts as 1.
-struct RowTemperatures {
-  float shared;
-  const ops::SampleParams* params;  // on the device, or null
-  __device__ float at(int64_t row) const {
-    const float temperature = params == nullptr ? shared : params[row].temperature;
-    return temperature == 0 ? 1.0f : temperature;
-  }
 };
 
 __device__ inline float scaled(float logit, float temperature) {

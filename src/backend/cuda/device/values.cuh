@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <limits>
 
 namespace octet::cuda {
 
 using Bf16 = __nv_bfloat16;
+
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 __device__ inline float load(const float* at) { return *at; }
 __device__ inline float load(const Bf16* at) { return __bfloat162float(*at); }

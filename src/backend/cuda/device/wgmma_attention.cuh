@@ -1,6 +1,6 @@
-// The two products of attention on a warpgroup's matrix unit: D [64, 64] (+)= A [64, 16] B, with
-// FP16 or BF16 operands. Operands in shared memory are rows of 128 bytes swizzled as in wgmma.cuh;
-// D is laid out as there, A in registers as mma.cuh says of each warp's 16 rows.
+// The products of attention on a warpgroup's matrix unit: D [64, 64] (+)= A [64, 16] B. Operands in
+// shared memory are rows of 128 bytes swizzled as in wgmma.cuh, unless their descriptor says
+// otherwise; D is laid out as there, A in registers as mma.cuh says of each warp's 16 rows.
 #pragma once
 
 #include "backend/cuda/device/wgmma.cuh"
@@ -10,6 +10,10 @@ namespace octet::cuda {
 #define OCTET_D32                                                                               \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define OCTET_OUT16(d)                                                                            \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),    \
+      "+f"(d[15])
 #define OCTET_OUT32(d)                                                                            \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),    \
@@ -17,47 +21,50 @@ namespace octet::cuda {
       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),  \
       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
 
-// Scores: A and B [64 keys, 16] in shared memory. With `add` false from zero.
-template <bool kHalf>
+// Scores: A and B [64 keys, 16] BF16 in shared memory. With `add` false from zero.
 __device__ inline void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool add) {
-  if constexpr (kHalf) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " OCTET_D32
-        ", %32, %33, p, 1, 1, 0, 0; }"
-        : OCTET_OUT32(d)
-        : "l"(a), "l"(b), "r"(add ? 1 : 0));
-  } else {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " OCTET_D32
-        ", %32, %33, p, 1, 1, 0, 0; }"
-        : OCTET_OUT32(d)
-        : "l"(a), "l"(b), "r"(add ? 1 : 0));
-  }
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " OCTET_D32
+      ", %32, %33, p, 1, 1, 0, 0; }"
+      : OCTET_OUT32(d)
+      : "l"(a), "l"(b), "r"(add ? 1 : 0));
 }
 
-// Weights times values: A in registers, B [16 keys, 64] in shared memory, a row for each key.
-template <bool kHalf>
+// Weights times values: A BF16 in registers, B [16 keys, 64] in shared memory, a row for each key.
 __device__ inline void wgmma_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (kHalf) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " OCTET_D32
-        ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
-        : OCTET_OUT32(d)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
-  } else {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " OCTET_D32
-        ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
-        : OCTET_OUT32(d)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
-  }
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " OCTET_D32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+      : OCTET_OUT32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
+}
+
+// The same over E4M3 codes: A [64, 32 keys] in registers, B [elements, 32 keys] in shared memory,
+// a row for each head element: 64 of them, or 32.
+__device__ inline void wgmma_code_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                         bool add) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " OCTET_D32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1; }"
+      : OCTET_OUT32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
+}
+__device__ inline void wgmma_code_values(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                         bool add) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %21, 0; "
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+      ", {%16, %17, %18, %19}, %20, p, 1, 1; }"
+      : OCTET_OUT16(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
 }
 
 #undef OCTET_D32
+#undef OCTET_OUT16
 #undef OCTET_OUT32
 
 // Registers of each of a warpgroup's threads: more than at the start, or fewer.

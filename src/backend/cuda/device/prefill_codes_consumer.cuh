@@ -1,0 +1,342 @@
+// A consumer of a block of the prefill kernel over E4M3 pages: the class of attention_codes.cuh by
+// wgmma's FP8 products. A chunk's scores lie in registers all at once.
+#pragma once
+
+#include "backend/cuda/device/attention_codes.cuh"
+#include "backend/cuda/device/prefill_codes.cuh"
+#include "backend/cuda/device/prefill_rows.cuh"
+#include "backend/cuda/device/wgmma_attention.cuh"
+
+namespace octet::cuda {
+
+template <class Layout>
+class CodesConsumer : public PrefillRows<Layout> {
+  static constexpr int kWidth = Layout::kWidth;
+  static constexpr int kTiles = kChunkKeys / kTileKeys;
+  using Rows = PrefillRows<Layout>;
+  using Rows::base_, Rows::lane_, Rows::shared_, Rows::factor_, Rows::out_, Rows::total_maximum_,
+      Rows::total_sum_;
+
+  RingPlace<Layout::kStages> place_;
+  // Of the chunk: scores of each tile, then softmax weights; then those' terms, by step of 32 keys.
+  float scores_[kTiles][32];
+  uint32_t weights_[kTiles][2][2][4];  // tile, term (low, high), step
+
+ public:
+  using Rows::Rows;
+
+  // Computes the fetched item's rows; `write` then stores them.
+  __device__ void run(const PrefillItem& item) {
+    const int first_row = item.first_row + 64 * this->group_;
+    const int last_row = min(first_row + 63, item.last_row);
+    const bool none = first_row > last_row;
+    copy_async_wait<0>();
+    if (!none) {
+      place_queries();
+      this->place_rows(item, first_row);
+    }
+#pragma unroll
+    for (float& value : out_) value = 0;
+    const int begin = none ? 0 : uniform(item.begin_of(this->p_, first_row));
+    const int limit = none ? 0 : uniform(item.position_of(this->p_, last_row) + 1);
+    // All rows see all keys in [whole_begin, whole_end).
+    const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
+    const int whole_end = none ? 0 : uniform(item.position_of(this->p_, first_row)) + 1;
+#pragma unroll 1
+    for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
+         chunk += kChunkKeys) {
+      if (chunk + kChunkKeys <= begin || chunk >= limit) {
+        wait(Layout::kKeysHere);
+        release(Layout::kKeysEmpty);
+        wait(Layout::kValuesReady);
+        release(Layout::kValuesEmpty);
+      } else if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
+        take_chunk<true>(chunk, begin, limit, whole_begin, whole_end);
+      } else {
+        take_chunk<false>(chunk, begin, limit, whole_begin, whole_end);
+      }
+      place_.advance();
+    }
+  }
+
+ private:
+  __device__ void wait(int barriers) const {
+    barrier_wait(base_ + barriers + 8 * place_.slot, place_.parity);
+  }
+  __device__ void release(int barriers) const {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(base_ + barriers + 8 * place_.slot);
+  }
+
+  __device__ void place_queries() {
+    auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + this->group_ * 64;
+    warpgroup_sync(1 + this->group_);  // the last item's are no longer used
+#pragma unroll 2
+    for (int i = 0; i < Rows::kQueryPasses; ++i) {
+      uint32_t words[4];
+      load_shared(this->fetched_query(i), words);
+      place_query(this->query_row(i), words, factors);
+    }
+    fence_async_proxy();
+    warpgroup_sync(1 + this->group_);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) factor_[h] = factors[this->row_of(0, h)] * this->p_.factor;
+  }
+  // Eight elements of a row from each of its lanes.
+  __device__ void place_query(int row, const uint32_t (&words)[4], float* factors) const {
+    const int column = lane_ % Rows::kQueryLanes * 8;
+    float q[8], amax = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      q[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
+      amax = fmaxf(amax, fabsf(q[e]));
+    }
+#pragma unroll
+    for (int offset = 1; offset < Rows::kQueryLanes; offset *= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+    }
+    const int power = query_power(amax);
+    if (column == 0) factors[row] = power_of_two(-power);
+    uint32_t terms[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* x = &q[4 * half];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] *= power_of_two(power);
+      const TermPairs first = e4m3_terms(x[0], x[1]), second = e4m3_terms(x[2], x[3]);
+      terms[0][half] = first.high | second.high << 16;
+      terms[1][half] = first.low | second.low << 16;
+    }
+#pragma unroll
+    for (int term = 0; term < 2; ++term) {
+      const int at = term * kWidth + column;  // of the row's 2 kWidth bytes
+      store_shared(
+          this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
+          terms[term][0], terms[term][1]);
+    }
+  }
+
+  // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
+  // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,
+  // and values never NaN.
+  template <bool kWhole>
+  __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
+    const auto is_own = [&](int tile) {
+      const int first = chunk + tile * kTileKeys;
+      return kWhole || (first + kTileKeys > begin && first < limit);
+    };
+    wait(Layout::kKeysHere);
+    const uint32_t keys = base_ + Layout::kKeys + place_.slot * Layout::kChunkBytes;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) start_keys(tile, keys);
+    float largest[2][2];  // of a row's even and odd columns
+#pragma unroll
+    for (auto& row : largest) row[0] = row[1] = -INFINITY;
+    [[maybe_unused]] unsigned seen[kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      wait_for_scores(kTiles - 1 - tile);
+      auto& scores = scores_[tile];
+      wgmma_hold(scores);
+      if (!is_own(tile)) continue;
+      scale_columns(Layout::kKeyScales, tile, scores);
+      if constexpr (!kWhole) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) seen[tile][h] = 0xFFFF;
+        const int first = chunk + tile * kTileKeys;
+        if (first < whole_begin || first + kTileKeys > whole_end) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            seen[tile][h] = this->seen(h, first);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+              float& score = scores[i / 2 * 4 + 2 * h + i % 2];
+              if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        float& most = largest[i % 4 / 2][i % 2];
+        most = fmaxf(most, scores[i]);
+      }
+    }
+    release(Layout::kKeysEmpty);
+
+    Fold folding[2];
+    float shift[2], power[2];  // 2^power of a row's value scales
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float maximum = factor_[h] * quad_max(fmaxf(largest[h][0], largest[h][1]));
+      folding[h] = this->fold_seen(total_maximum_[h], maximum);
+      total_maximum_[h] = folding[h].maximum;
+      shift[h] = maximum == -INFINITY ? 0.0f : -maximum;
+    }
+    wait(Layout::kValuesReady);
+    if constexpr (kWhole) {
+      power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
+    } else {
+      float top[2] = {0, 0};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (!is_own(tile)) continue;
+        const float2* scales = columns(Layout::kValueScales, tile);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 scale = scales[4 * j];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if ((seen[tile][h] >> 2 * j & 1) != 0) top[h] = fmaxf(top[h], scale.x);
+            if ((seen[tile][h] >> 2 * j & 2) != 0) top[h] = fmaxf(top[h], scale.y);
+          }
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) power[h] = power_of_two(value_power(quad_max(top[h])));
+    }
+    float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (is_own(tile)) {
+        weigh<kWhole>(tile, seen[tile], shift, power, sums);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        sum[e] = (sums[0][h][e] + sums[1][h][e]) + (sums[2][h][e] + sums[3][h][e]);
+      }
+      total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[0] + sum[1]));
+    }
+    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
+#pragma unroll
+    for (int slab = 0; slab < kWidth / 64; ++slab) {
+      float values[2][32];  // of the halves of the chunk
+#pragma unroll
+      for (int half = 0; half < 2; ++half) start_values(from, slab, half, values[half]);
+      wgmma_wait<0>();
+      wgmma_hold(values[0]);
+      wgmma_hold(values[1]);
+      if (slab + 1 == kWidth / 64) release(Layout::kValuesEmpty);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int h = i % 4 / 2;
+        float& out = out_[32 * slab + i];
+        out = fold(folding[h], out, (values[0][i] + values[1][i]) * power[h]);
+      }
+    }
+  }
+
+  // The matrix descriptor of an operand from a shared-memory address on: rows of kSwizzle bytes,
+  // swizzled so; or, with 0, core matrices of eight rows of 16 bytes, those of neighbouring rows
+  // side by side. The sum is in units of 16 bytes, as far as it is known beforehand.
+  template <int kSwizzle>
+  __device__ static uint64_t descriptor(uint32_t address, int offset) {
+    constexpr uint64_t kMode = kSwizzle == 128 ? 1 : kSwizzle == 64 ? 2 : 0;
+    constexpr uint64_t kStride = (kSwizzle == 0 ? 128 : 8 * kSwizzle) >> 4;
+    constexpr uint32_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
+    return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
+  }
+  // Floats of the stage, those of the lane's first columns of a tile; the next ones are four on.
+  __device__ const float2* columns(int offset, int tile) const {
+    return reinterpret_cast<const float2*>(shared_ + offset + place_.slot * Layout::kScaleBytes) +
+           tile * (kTileKeys / 2) + lane_ % 4;
+  }
+  __device__ void scale_columns(int offset, int tile, float (&scores)[32]) const {
+    const float2* scales = columns(offset, tile);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 scale = scales[4 * j];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[4 * j + e] *= e % 2 == 0 ? scale.x : scale.y;
+    }
+  }
+
+  __device__ void start_keys(int tile, uint32_t keys) {
+    wgmma_hold(scores_[tile]);
+    wgmma_fence();
+#pragma unroll
+    for (int term = 0; term < 2; ++term) {
+#pragma unroll
+      for (int step = 0; step < kWidth / 32; ++step) {
+        const int at = (1 - term) * kWidth + step * 32;  // low terms first
+        Wgmma<64>::run<Operands::kE4M3>(
+            scores_[tile], descriptor<128>(this->query_tile(), at / 128 * kSlabBytes + at % 128),
+            descriptor<kWidth>(keys, tile * Layout::kTileBytes + step * 32), term + step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+  // Until `pending` tiles are still being multiplied.
+  __device__ static void wait_for_scores(int pending) {
+    if (pending == 3) wgmma_wait<3>();
+    if (pending == 2) wgmma_wait<2>();
+    if (pending == 1) wgmma_wait<1>();
+    if (pending == 0) wgmma_wait<0>();
+  }
+  // The weights' terms and the values of half a chunk, 64 head elements of them.
+  __device__ void start_values(uint32_t from, int slab, int half, float (&values)[32]) {
+    wgmma_hold(values);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {  // term, tile of the half, 32 keys
+      const int tile = 2 * half + step / 2 % 2;
+      const int at = tile * Layout::kTileBytes + step % 2 * 2 * Layout::kBlockBytes;
+      wgmma_code_values(values, weights_[tile][step / 4][step % 2],
+                        descriptor<0>(from, at + slab * (64 * 16)), step > 0);
+    }
+    wgmma_commit();
+  }
+  // From a tile's scores to the terms of its weights.
+  template <bool kWhole>
+  __device__ void weigh(int tile, unsigned (&seen)[2], const float (&shift)[2],
+                        const float (&power)[2], float (&sums)[4][2][2]) {
+    auto& scores = scores_[tile];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int h = i % 4 / 2;
+      scores[i] = exp2_flushing(fmaf(scores[i], factor_[h], shift[h]));
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {  // a key and the eighth after it
+      const int at = i / 4 * 8 + i % 4;
+      sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
+    }
+    if constexpr (kWhole) {
+      scale_columns(Layout::kReadyScales, tile, scores);
+    } else {
+      const float2* scales = columns(Layout::kValueScales, tile);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // A copy that the compiler takes for another one: tested anew, not kept as predicates.
+        seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
+        const float up = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));  // 2^-power
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 scale = scales[4 * j];
+          float* own = &scores[4 * j + 2 * h];
+          own[0] *= (seen[h] >> 2 * j & 1) != 0 ? scale.x * up : 0.0f;
+          own[1] *= (seen[h] >> 2 * j & 2) != 0 ? scale.y * up : 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float* a = &scores[4 * (4 * step + 2 * (r / 2)) + 2 * (r % 2)];
+        const TermPairs first = e4m3_terms(a[0], a[1]), second = e4m3_terms(a[4], a[5]);
+        weights_[tile][0][step][r] = first.low | second.low << 16;
+        weights_[tile][1][step][r] = first.high | second.high << 16;
+      }
+    }
+  }
+};
+
+}  // namespace octet::cuda

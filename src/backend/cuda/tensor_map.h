@@ -1,0 +1,13 @@
+// What the tensor memory accelerator copies from: a matrix in device memory.
+#pragma once
+
+#include <cstdint>
+#include <cuda.h>
+
+namespace octet::cuda {
+
+// A matrix of `rows` rows of `row_bytes` (64 or more), in boxes of 16 rows and at most 128 bytes,
+// which are swizzled as wide as they are. False: the driver or the matrix does not allow it.
+bool make_tensor_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t rows);
+
+}  // namespace octet::cuda
