@@ -142,8 +142,8 @@ class PrefillRows {
   }
   // Where the queries of the warp's rows lay.
   __device__ uint32_t staging() const { return query_tile() + warp_ * (16 * kWidth * 2); }
-  // Row h's results by its sum, as division rounds: a quotient within one unit of its last place,
-  // and the remainder, which is exact, times the reciprocal (Markstein).
+  // Row h's results by its sum, as division rounds: a quotient within two units of its last place,
+  // and the remainder times the reciprocal (Markstein).
   __device__ void divide(int h) {
     if (total_sum_[h] == 0) return;  // there are no keys: zeros
     const float sum = total_sum_[h], reciprocal = __frcp_rn(sum);
@@ -151,7 +151,7 @@ class PrefillRows {
 #pragma unroll
     for (int i = 0; i < kOut / 2; ++i) {
       const float x = out_[i / 2 * 4 + 2 * h + i % 2];
-      usual &= fabsf(x) >= 0x1p-60f || __float_as_uint(x) == 0;
+      usual &= (fabsf(x) >= 0x1p-60f && fabsf(x) <= 0x1p60f) || __float_as_uint(x) == 0;
     }
     if (usual) {
 #pragma unroll
