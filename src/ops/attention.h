@@ -35,9 +35,8 @@ struct KvCacheView {
   int64_t page_size() const { return k.shape[2]; }
 };
 
-// Writes k, v [T, G, D] (BF16|F32, first axis may be strided) of token t to slot slots[t] = page ×
-// P
-// + offset (I32; −1: nowhere), quantising where the cache is E4M3.
+// Writes k, v [T, G, D] (BF16|F32, first axis may be strided) of token t to slot slots[t] =
+// page × P + offset (I32; −1: nowhere), quantising where the cache is E4M3.
 struct KvAppendArgs {
   tensor::TensorView k, v;
   tensor::TensorView slots;
@@ -93,11 +92,11 @@ struct AttentionBatch {
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.
-// Positions are walked in tiles of kAttentionTile from position 0 up, whatever the query's length,
-// page or batch: each tile's maximum, sum and weighted values are folded in order. So a row's bytes
-// depend on its own sequence alone. A row that sees nothing gives zeros on a device.
-// q, out [T, H, D] BF16|F32 (first axis may be strided); lse [T, H] F32: log Σ exp(scale q·k), or
-// empty. `quantized` takes out as [T, H · D].
+// Positions are walked in tiles of a fixed size from position 0 up (kAttentionTile; on a device
+// larger ones too), whatever the query's length, page or batch: each tile's maximum, sum and
+// weighted values are folded in order. So a row's bytes depend on its own sequence alone. A row
+// that sees nothing gives zeros on a device. q, out [T, H, D] BF16|F32 (first axis may be strided);
+// lse [T, H] F32: log Σ exp(scale q·k), or empty. `quantized` takes out as [T, H · D].
 struct AttentionArgs {
   tensor::TensorView q;
   KvCacheView cache;

@@ -1,6 +1,8 @@
 // The attention forward. A sequence with one new token goes by chunks, which are folded afterwards;
-// all others go to attention_prefill.cu or, where that does not serve, to the tiles' kernel, which
-// walks the chunks in one block of four warps. All do the same arithmetic, row by row.
+// all others go to the prefill kernels or, where those do not serve, to the tiles' kernel, which
+// walks the chunks in one block of four warps. All kernels of a class do the same arithmetic, row
+// by row: over E4M3 pages on Hopper that of device/attention_codes.cuh, elsewhere that of
+// device/attention_tile.cuh.
 #include <algorithm>
 #include <type_traits>
 
@@ -176,10 +178,11 @@ bool attention_codes_serve(const Context& context, const AttentionProblem& p,
     return reinterpret_cast<uintptr_t>(data) % 16 == 0;
   };
   return cache.k.dtype == DType::kE4M3 && !context.portable() &&
-         (p.keys.width == 64 || p.keys.width == 128) && cache.page_size() % ops::kValueBlock == 0 &&
-         p.group <= kMaxGroup && p.factor > 0 && cache.k.contiguous() && cache.v.contiguous() &&
-         cache.k_scale.contiguous() && cache.v_scale.contiguous() && is_aligned(cache.k.data) &&
-         is_aligned(cache.v.data) && is_aligned(p.q) && p.q_stride % 8 == 0;
+         (p.keys.width == 64 || p.keys.width == 128) && p.group <= kMaxGroup && p.factor > 0 &&
+         cache.k.contiguous() && cache.v.contiguous() && cache.k_scale.contiguous() &&
+         cache.v_scale.contiguous() && is_aligned(cache.k.data) && is_aligned(cache.v.data) &&
+         is_aligned(cache.k_scale.data) && is_aligned(cache.v_scale.data) && is_aligned(p.q) &&
+         p.q_stride % 8 == 0;
 }
 
 void attention(Context& context, const ops::AttentionArgs& args) {
@@ -201,6 +204,12 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   }
   if ((page_size & (page_size - 1)) != 0 || page_size < 8) {
     fail(kOp, "on CUDA the page size must be a power of two from 8 up, but is {}", page_size);
+  }
+  if (reinterpret_cast<uintptr_t>(args.out.data) % 16 != 0 || args.out.row_stride % 8 != 0) {
+    fail(kOp,
+         "on CUDA out must begin at a multiple of 16 bytes and have rows a multiple of 8 elements "
+         "apart, but they are {} apart",
+         args.out.row_stride);
   }
   if (!args.lse.empty()) {
     require_dtype(kOp, "lse", args.lse, {DType::kF32});

@@ -1,5 +1,6 @@
-// What the kernels of the attention forward share. device/attention_tile.cuh says what fixes a
-// row's bytes; which kernel computes which tile or chunk does not.
+// What the kernels of the attention forward share. What fixes a row's bytes stands in
+// device/attention_tile.cuh, and in device/attention_codes.cuh where attention_codes_serve; which
+// kernel computes which tile or chunk does not.
 #pragma once
 
 #include <type_traits>

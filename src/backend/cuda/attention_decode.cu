@@ -271,7 +271,7 @@ bool launch_width(Context& context, const AttentionProblem& p, const ops::KvCach
   const auto multiprocessors = static_cast<unsigned>(context.num_multiprocessors());
   const auto more = static_cast<unsigned>(1024 + (p.num_sequences + 1) * 4);
   // So few chunks that their tiles may all go side by side.
-  const int64_t most = int64_t{p.num_sequences} * p.num_chunks * p.keys.heads;
+  const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   if (most <= 3 * multiprocessors) {
     launch("attention", context,
            {.grid = dim3(static_cast<unsigned>(most)),

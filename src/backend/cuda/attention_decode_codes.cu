@@ -252,7 +252,7 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   const auto kernel = codes_kernel<kWidth, kRows, kChunks>;
   static const bool ready = allow_shared(kernel, R::kSharedBytes);
   (void)ready;
-  const int64_t most = int64_t{p.num_sequences} * p.num_chunks * p.keys.heads;
+  const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   launch(
       "attention", context,
       {.grid = dim3(static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()))),
@@ -290,12 +290,7 @@ void launch_width(Context& context, const AttentionProblem& all, const CUtensorM
 
 void attention_decode_codes(Context& context, const AttentionProblem& p,
                             const ops::KvCacheView& cache) {
-  CUtensorMap k_map;
-  const int64_t rows = cache.k.shape[0] * cache.num_heads() * cache.page_size();
-  if (!make_tensor_map(k_map, cache.k.data, p.keys.width, rows)) {
-    fail("attention", "the driver makes no tensor map of {} keys of {} bytes; update it", rows,
-         p.keys.width);
-  }
+  const CUtensorMap k_map = key_map_of(cache);
   p.keys.width == 128 ? launch_width<128>(context, p, k_map) : launch_width<64>(context, p, k_map);
 }
 

@@ -70,14 +70,7 @@ void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) 
   const auto kernel = prefill_codes_kernel<Layout>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
-  CUtensorMap key_map;
-  if (!make_tensor_map(key_map, cache.k.data, Layout::kWidth,
-                       cache.k.shape[0] * cache.num_heads() * cache.page_size())) {
-    fail("attention",
-         "the driver must be able to copy tiles of E4M3 keys, but is not; update it, or use "
-         "--device "
-         "cpu");
-  }
+  const CUtensorMap key_map = key_map_of(cache);
   p.num_items = PrefillSchedule<Layout>::num_items(p);
   p.next_item = context.scratch<int>(kScratchAttention, 1);
   check(cudaMemsetAsync(p.next_item, 0, sizeof(int), context.stream()), "attention");

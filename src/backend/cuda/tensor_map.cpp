@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cuda_runtime.h>
 
+#include "base/error.h"
+
 namespace octet::cuda {
 
 bool make_tensor_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t rows) {
@@ -25,6 +27,17 @@ bool make_tensor_map(CUtensorMap& map, const void* data, int64_t row_bytes, int6
                 wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+CUtensorMap key_map_of(const ops::KvCacheView& cache) {
+  CUtensorMap map;
+  const int64_t rows = cache.k.shape[0] * cache.num_heads() * cache.page_size();
+  if (!make_tensor_map(map, cache.k.data, cache.k.shape[3], rows)) {
+    fail("attention",
+         "the driver makes no tensor map of {} keys of {} bytes; update it, or use --device cpu",
+         rows, cache.k.shape[3]);
+  }
+  return map;
 }
 
 }  // namespace octet::cuda

@@ -4,10 +4,15 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "ops/attention.h"
+
 namespace octet::cuda {
 
 // A matrix of `rows` rows of `row_bytes` (64 or more), in boxes of 16 rows and at most 128 bytes,
 // which are swizzled as wide as they are. False: the driver or the matrix does not allow it.
 bool make_tensor_map(CUtensorMap& map, const void* data, int64_t row_bytes, int64_t rows);
+
+// Of all keys of an E4M3 cache; an Error where the driver makes none.
+CUtensorMap key_map_of(const ops::KvCacheView& cache);
 
 }  // namespace octet::cuda

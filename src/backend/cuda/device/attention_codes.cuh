@@ -33,14 +33,8 @@ __device__ inline int query_power(float amax) {
   const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;
   return amax == 0 ? 0 : max(-100, min(100, 7 - exponent));
 }
-// The power of a tile's largest value scale, which 2^-power brings to [2^7, 2^8).
+// The power of a chunk's largest value scale, which 2^-power brings to [2^7, 2^8).
 __device__ inline int value_power(float largest) { return -query_power(largest); }
-
-__device__ inline float exp2_flushing(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 // Codes of a (the low byte) and b.
 __device__ inline uint32_t e4m3_pair(float a, float b) {

@@ -1,6 +1,6 @@
-// What every path of the attention forward shares, and what fixes a row's bytes: tiles of 64 keys,
-// each by itself (maximum, sums, values), folded in order into chunks of 256, and those in order
-// into the row. So any kernel may compute any tile or chunk anywhere.
+// What fixes a row's bytes in the attention forward, but for the class of attention_codes.cuh:
+// tiles of 64 keys, each by itself (maximum, sums, values), folded in order into chunks of 256, and
+// those in order into the row. So any kernel may compute any tile or chunk anywhere.
 //
 //   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
 //   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order

@@ -78,6 +78,13 @@ __device__ inline float exp2_fast(float x) {
   return result;
 }
 
+// The same with subnormal results flushed to zero.
+__device__ inline float exp2_flushing(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
 }

@@ -1,7 +1,6 @@
 // A consumer of a block of the prefill kernel over BF16 pages, by wgmma's BF16 products.
 #pragma once
 
-#include "backend/cuda/device/attention_codes.cuh"
 #include "backend/cuda/device/prefill_rows.cuh"
 #include "backend/cuda/device/wgmma_attention.cuh"
 

@@ -10,10 +10,6 @@ namespace octet::cuda {
 #define OCTET_D32                                                                               \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define OCTET_OUT16(d)                                                                            \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-      "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),    \
-      "+f"(d[15])
 #define OCTET_OUT32(d)                                                                            \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),    \
@@ -42,7 +38,7 @@ __device__ inline void wgmma_values(float (&d)[32], const uint32_t (&a)[4], uint
 }
 
 // The same over E4M3 codes: A [64, 32 keys] in registers, B [elements, 32 keys] in shared memory,
-// a row for each head element: 64 of them, or 32.
+// a row for each of 64 head elements.
 __device__ inline void wgmma_code_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
                                          bool add) {
   asm volatile(
@@ -52,19 +48,7 @@ __device__ inline void wgmma_code_values(float (&d)[32], const uint32_t (&a)[4],
       : OCTET_OUT32(d)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
 }
-__device__ inline void wgmma_code_values(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                         bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %21, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-      ", {%16, %17, %18, %19}, %20, p, 1, 1; }"
-      : OCTET_OUT16(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
-}
-
 #undef OCTET_D32
-#undef OCTET_OUT16
 #undef OCTET_OUT32
 
 // Registers of each of a warpgroup's threads: more than at the start, or fewer.
