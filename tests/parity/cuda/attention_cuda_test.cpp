@@ -260,6 +260,14 @@ TEST_F(AttentionCuda, NanReachesWhomItMay) {
   }
 }
 
+TEST_F(AttentionCuda, InfinityStays) {
+  for (const int64_t width : {32, 64, 80, 128, 256}) {
+    AttentionProblem p = problem(DType::kBF16);
+    p.width = width;
+    check_infinity_stays(gpu(), p);
+  }
+}
+
 TEST_F(AttentionCuda, PagesOfCodesHaveWholeBlocks) {
   AttentionProblem p = problem(DType::kE4M3);
   p.page_size = 8;

@@ -274,6 +274,24 @@ inline void check_nan_reaches_whom_it_may(ops::Backend& backend, const Attention
   }
 }
 
+// An infinite element among the values of head 1, which every row sees: infinite in all of its
+// query heads' rows, whether they decode or come in one go.
+inline void check_infinity_stays(ops::Backend& backend, const AttentionProblem& p) {
+  constexpr int64_t kLength = 70, kElement = 5;
+  std::vector<AttentionSequence> sequences;
+  sequences.push_back(make_sequence(p, kLength, 1));
+  sequences[0].v.set(p.width + kElement, std::numeric_limits<float>::infinity());
+  const AttentionRows expected = run_attention(backend, p, sequences, {whole(sequences)}).rows[0];
+  const int64_t group = p.heads / p.kv_heads;
+  for (int64_t row = 0; row < kLength * p.heads; ++row) {
+    const bool is_infinite = row % p.heads / group == 1;
+    ASSERT_EQ(std::isinf(expected.out[static_cast<size_t>(row * p.width + kElement)]), is_infinite)
+        << "token " << row / p.heads << " head " << row % p.heads;
+  }
+  const std::vector<std::vector<AttentionPart>> steps(kLength, {{0, 1}});
+  EXPECT_TRUE(run_attention(backend, p, sequences, steps).rows[0] == expected);
+}
+
 // Float64: outputs, and where `dout` is given ([length · heads · width]) the gradients; δ =
 // dout·out takes the output that the backward is given.
 struct AttentionReference {

@@ -54,6 +54,10 @@ TEST_P(AttentionTest, NanReachesWhomItMay) {
   }
 }
 
+TEST_P(AttentionTest, InfinityStays) {
+  check_infinity_stays(*backend_, {.dtype = DType::kBF16, .cache = DType::kBF16});
+}
+
 // Attention over codes has the bytes of attention over what they stand for.
 TEST_P(AttentionTest, CodesAreTheirValues) {
   for (const int64_t width : {2, 22, 64, 80, 250}) {
