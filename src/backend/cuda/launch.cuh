@@ -15,8 +15,9 @@ __device__ inline void let_successor() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// A kernel started by `launch` may be resident before the one queued ahead of it is done: first of
-// all it waits for that one's results. It lets its own successor come likewise.
+// A kernel started by `launch` may be resident before the one queued ahead of it is done: it waits
+// for that one's results, and reads before only what is older. It lets its own successor come
+// likewise.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -4,22 +4,13 @@
 #include "backend/cuda/device/async_copy.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/wgmma.cuh"
-#include "backend/cuda/product.h"
+#include "backend/cuda/product_tiles.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kChunkBytes = 128;  // of K, one row of a tile in shared memory
-
 // The product in units of bytes and tiles, as the kernel reads it.
-struct Tiles {
-  Product p;
-  int first_tile[Product::kMaxWeights];    // of a weight, in blocks of rows
-  int first_column[Product::kMaxWeights];  // of a weight, in y
-  int depth_bytes, num_chunks;
-};
-
 // kRows rows of `data` from `first`, kChunks chunks from `chunk`, into tiles one after another;
 // zeros beyond the last row and K.
 template <int kRows, int kChunks, int kThreads>
@@ -275,11 +266,7 @@ void launch_any(Context& context, Tiles& tiles) {
 void run_own_product(Context& context, const Product& product) {
   if (product.num_tokens == 0) return;
   if (context.portable()) return run_portable_product(context, product);
-  Tiles tiles{};
-  tiles.p = product;
-  const int64_t element_bytes = product.format == ProductFormat::kBF16 ? 2 : 1;
-  tiles.depth_bytes = static_cast<int>(round_up(product.depth * element_bytes, 16));
-  tiles.num_chunks = static_cast<int>(divide_up(tiles.depth_bytes, kChunkBytes));
+  Tiles tiles = tiles_of(product);
   with_product_types(product, [&](auto format, auto is_e5m2) {
     constexpr ProductFormat kFormat = decltype(format)::value;
     constexpr Operands kOperands = kFormat == ProductFormat::kBF16 ? Operands::kBF16

@@ -6,25 +6,17 @@
 #include "backend/cuda/device/async_copy.cuh"
 #include "backend/cuda/device/mma.cuh"
 #include "backend/cuda/device/values.cuh"
-#include "backend/cuda/product.h"
+#include "backend/cuda/product_tiles.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kChunkBytes = 128;  // of K, one row of a tile in shared memory
-constexpr int kSteps = 4;         // of 32 bytes: 32 8-bit or 16 BF16 values
+constexpr int kSteps = 4;  // of 32 bytes: 32 8-bit or 16 BF16 values
 
 enum class Inputs { kBF16, kE4M3, kE5M2 };  // of x; weights are BF16 or E4M3
 
 // The product in units of bytes and tiles, as the kernel reads it.
-struct Tiles {
-  Product p;
-  int first_tile[Product::kMaxWeights];    // of a weight, in blocks of rows
-  int first_column[Product::kMaxWeights];  // of a weight, in y
-  int depth_bytes, num_chunks;
-};
-
 // A block's work: kRowWarps × kTokenWarps warps, each with kRowTiles × 16 rows of the weight and
 // kTokenTiles × 8 tokens.
 template <int kRowWarps_, int kTokenWarps_, int kRowTiles_, int kTokenTiles_, int kStages_>
@@ -258,11 +250,7 @@ void launch_any(Context& context, Tiles& tiles) {
 
 void run_portable_product(Context& context, const Product& product) {
   if (product.num_tokens == 0) return;
-  Tiles tiles{};
-  tiles.p = product;
-  const int64_t element_bytes = product.format == ProductFormat::kBF16 ? 2 : 1;
-  tiles.depth_bytes = static_cast<int>(round_up(product.depth * element_bytes, 16));
-  tiles.num_chunks = static_cast<int>(divide_up(tiles.depth_bytes, kChunkBytes));
+  Tiles tiles = tiles_of(product);
   with_product_types(product, [&](auto format, auto is_e5m2) {
     constexpr ProductFormat kFormat = decltype(format)::value;
     constexpr Inputs kInputs = kFormat == ProductFormat::kBF16 ? Inputs::kBF16

@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "backend/cuda/device/mma.cuh"
+#include "ops/attention.h"
 
 namespace octet::cuda {
 
@@ -35,6 +36,17 @@ __device__ inline int query_power(float amax) {
 }
 // The power of a chunk's largest value scale, which 2^-power brings to [2^7, 2^8).
 __device__ inline int value_power(float largest) { return -query_power(largest); }
+
+// The bytes, in their places, of a block's tokens before token `count`.
+__device__ inline void first_tokens(int count, uint32_t (&mask)[4]) {
+#pragma unroll
+  for (uint32_t& word : mask) word = 0;
+#pragma unroll
+  for (int token = 0; token < static_cast<int>(ops::kValueBlock); ++token) {
+    const int place = static_cast<int>(ops::value_place(token));
+    if (token < count) mask[place / 4] |= 0xFFu << 8 * (place % 4);
+  }
+}
 
 // Codes of a (the low byte) and b.
 __device__ inline uint32_t e4m3_pair(float a, float b) {

@@ -79,12 +79,8 @@ struct DecodeCodes {
     for (int block = 0; block < kBlocks; ++block) {
       const int seen = (chunk.blocks >> block & 1u) != 0 ? chunk.end - 16 * block : 0;
       if (seen >= 16) continue;
-      uint32_t mask[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int token = 0; token < 16; ++token) {
-        const int place = static_cast<int>(ops::value_place(token));
-        if (token < seen) mask[place / 4] |= 0xFFu << 8 * (place % 4);
-      }
+      uint32_t mask[4];
+      first_tokens(seen, mask);
       if (thread < kWidth) {
         auto* at = reinterpret_cast<uint4*>(values + block * kBlockBytes + thread * 16);
         const uint4 old = *at;

@@ -177,12 +177,8 @@ class CodesReadier {
     for (int block = first; block < end; ++block) {
       const int written = (on_page >> block & 1) != 0 ? keys - block * Layout::kBlockKeys : 0;
       if (written >= Layout::kBlockKeys) continue;
-      uint32_t mask[4] = {};  // of a head element's 16 tokens, in the order of their places
-#pragma unroll
-      for (int token = 0; token < Layout::kBlockKeys; ++token) {
-        const int place = static_cast<int>(ops::value_place(token));
-        if (token < written) mask[place / 4] |= 0xFFu << place % 4 * 8;
-      }
+      uint32_t mask[4];
+      first_tokens(written, mask);
       auto* elements =
           reinterpret_cast<uint4*>(shared_ + Layout::kValues + place_.slot * Layout::kChunkBytes +
                                    block * Layout::kBlockBytes);

@@ -1,0 +1,28 @@
+// What the kernels of the own products share: the product, and how its K is cut.
+#pragma once
+
+#include "backend/cuda/checks.h"
+#include "backend/cuda/product.h"
+
+namespace octet::cuda {
+
+inline constexpr int kChunkBytes = 128;  // of K, one row of a tile in shared memory
+
+struct Tiles {
+  Product p;
+  int first_tile[Product::kMaxWeights];    // of a weight, in blocks of rows
+  int first_column[Product::kMaxWeights];  // of a weight, in y
+  int depth_bytes, num_chunks;
+};
+
+// With what depends on no kernel's blocks.
+inline Tiles tiles_of(const Product& product) {
+  Tiles tiles{};
+  tiles.p = product;
+  const int64_t element_bytes = product.format == ProductFormat::kBF16 ? 2 : 1;
+  tiles.depth_bytes = static_cast<int>(round_up(product.depth * element_bytes, 16));
+  tiles.num_chunks = static_cast<int>(divide_up(tiles.depth_bytes, kChunkBytes));
+  return tiles;
+}
+
+}  // namespace octet::cuda
