@@ -2,6 +2,7 @@
 // scoring computes plainly.
 #include "backend/cuda/cuda_backend.h"
 #include "rollout/engine.h"
+#include "support/completions.h"
 #include "support/tiny_policy.h"
 
 namespace octet::rollout {
@@ -65,15 +66,6 @@ SamplingOptions sampling(bool stops) {
   s.max_new_tokens = 40;
   if (stops) s.stop_ids = {7, 11};
   return s;
-}
-
-void expect_equal(std::span<const Completion> a, std::span<const Completion> b,
-                  const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].ids, b[i].ids) << what << ", completion " << i;
-    test::expect_equal_bits(a[i].log_probs, b[i].log_probs, what);
-  }
 }
 
 TEST_F(RolloutCuda, SampledEqualsScored) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "rollout/engine.h"
+#include "support/completions.h"
 #include "support/tiny_policy.h"
 
 namespace octet::rollout {
@@ -84,16 +85,6 @@ std::vector<Completion> sample(TinyPolicy& p, const EngineOptions& options,
   if (stats != nullptr) *stats = engine.stats();
   EXPECT_EQ(p.pages.num_free(), p.pages.num_pages());
   return completions;
-}
-
-void expect_equal(std::span<const Completion> a, std::span<const Completion> b,
-                  const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].ids, b[i].ids) << what << ", completion " << i;
-    ASSERT_EQ(a[i].finish_reason, b[i].finish_reason) << what << ", completion " << i;
-    test::expect_equal_bits(a[i].log_probs, b[i].log_probs, what);
-  }
 }
 
 std::vector<train::TrainSample> train_samples(std::span<const PromptRequest> prompts,
