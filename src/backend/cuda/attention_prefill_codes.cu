@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
   } else {
     take_registers<Layout::kConsumerRegisters>();
     CodesConsumer<Layout> consumer(p, shared);
-    schedule.consume(consumer);
+    consumer.consume(schedule);
   }
 }
 

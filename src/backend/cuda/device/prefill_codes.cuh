@@ -37,13 +37,14 @@ struct CodesLayout {
   static constexpr int kQueries = kValues + kStages * kChunkBytes;
   static constexpr int kFetched = kQueries + kRows * 2 * kWidth;  // queries as they lie
   static constexpr int kFetchedStride = 16 * 2 * kWidth;          // between warps
-  // Floats: scales of keys, of values, those of values × 2^−power, 2^power; and the blocks that are
-  // on a page, a bit each.
+  // Floats: scales of keys, of values, those of values × 2^−power, 2^power, the largest one of each
+  // tile's values; and the blocks that are on a page, a bit each.
   static constexpr int kKeyScales = kFetched + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kStages * kScaleBytes;
   static constexpr int kReadyScales = kValueScales + kStages * kScaleBytes;
   static constexpr int kPower = kReadyScales + kStages * kScaleBytes;
-  static constexpr int kOnPage = kPower + kStages * 4;
+  static constexpr int kTileTops = kPower + kStages * 4;
+  static constexpr int kOnPage = kTileTops + kStages * 4 * (kChunkKeys / kTileKeys);
   static constexpr int kFactors = kOnPage + kStages * 4;
   static constexpr int kItems = kFactors + kRows * 4;
   // Barriers of a stage: keys and values have come, values are ready, it may be overwritten.
@@ -135,18 +136,23 @@ class CodesReadier {
     for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
          chunk += kChunkKeys) {
       barrier_wait(base_ + Layout::kValuesHere + 8 * place_.slot, place_.parity);
-      constexpr int kOfLane = kChunkKeys / 32;
-      float scales[kOfLane], largest = 0;
+      constexpr int kOfLane = kChunkKeys / 32, kTiles = kChunkKeys / kTileKeys;
+      float scales[kOfLane], tops[kTiles] = {};
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         const int key = 32 * i + lane_;
         scales[i] = floats(Layout::kValueScales)[key];
-        if (chunk + key < item.limit) largest = fmaxf(largest, scales[i]);
+        float& top = tops[32 * i / kTileKeys];
+        if (chunk + key < item.limit) top = fmaxf(top, scales[i]);
       }
 #pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
+      for (float& top : tops) {
+#pragma unroll
+        for (int offset = 1; offset < 32; offset *= 2) {
+          top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
+        }
       }
+      const float largest = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       const int power = value_power(largest);
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
@@ -154,6 +160,9 @@ class CodesReadier {
       }
       if (lane_ == 0) {
         reinterpret_cast<float*>(shared_ + Layout::kPower)[place_.slot] = power_of_two(power);
+        auto* tile_tops = reinterpret_cast<float*>(shared_ + Layout::kTileTops);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) tile_tops[place_.slot * kTiles + i] = tops[i];
       }
       clear_rest(max(0, item.begin - chunk) / Layout::kBlockKeys, item.limit - chunk);
       __syncwarp();

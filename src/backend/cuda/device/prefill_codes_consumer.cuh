@@ -18,23 +18,35 @@ class CodesConsumer : public PrefillRows<Layout> {
       Rows::total_sum_;
 
   RingPlace<Layout::kStages> place_;
-  // Of the chunk: scores of each tile, then softmax weights; then those' terms, by step of 32 keys.
-  float scores_[kTiles][32];
+  // Of the chunk: scores of each half, then softmax weights; then those' terms, by step of 32 keys.
+  float scores_[kTiles / 2][64];
   uint32_t weights_[kTiles][2][2][4];  // tile, term (low, high), step
 
  public:
   using Rows::Rows;
 
-  // Computes the fetched item's rows; `write` then stores them.
+  // All items of the block. The next one's queries come while an item is computed.
+  template <class Schedule>
+  __device__ void consume(Schedule& schedule) {
+    PrefillItem item = schedule.next();
+    if (item.sequence >= 0) this->fetch(item);
+    while (item.sequence >= 0) {
+      copy_async_wait<0>();
+      if (item.first_row + 64 * this->group_ <= item.last_row) place_queries();
+      const PrefillItem following = schedule.next();
+      if (following.sequence >= 0) this->fetch(following);
+      run(item);
+      this->write(item);
+      item = following;
+    }
+  }
+
+ private:
   __device__ void run(const PrefillItem& item) {
     const int first_row = item.first_row + 64 * this->group_;
     const int last_row = min(first_row + 63, item.last_row);
     const bool none = first_row > last_row;
-    copy_async_wait<0>();
-    if (!none) {
-      place_queries();
-      this->place_rows(item, first_row);
-    }
+    if (!none) this->place_rows(item, first_row);
 #pragma unroll
     for (float& value : out_) value = 0;
     const int begin = none ? 0 : uniform(item.begin_of(this->p_, first_row));
@@ -59,7 +71,6 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
   }
 
- private:
   __device__ void wait(int barriers) const {
     barrier_wait(base_ + barriers + 8 * place_.slot, place_.parity);
   }
@@ -121,41 +132,30 @@ class CodesConsumer : public PrefillRows<Layout> {
   // and values never NaN.
   template <bool kWhole>
   __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
+    const auto first_of = [&](int tile) { return chunk + tile * kTileKeys; };
     const auto is_own = [&](int tile) {
-      const int first = chunk + tile * kTileKeys;
-      return kWhole || (first + kTileKeys > begin && first < limit);
+      return kWhole || (first_of(tile) + kTileKeys > begin && first_of(tile) < limit);
+    };
+    // Whether a row does not see all of the tile.
+    const auto is_cut = [&](int tile) {
+      return !kWhole && (first_of(tile) < whole_begin || first_of(tile) + kTileKeys > whole_end);
     };
     wait(Layout::kKeysHere);
     const uint32_t keys = base_ + Layout::kKeys + place_.slot * Layout::kChunkBytes;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) start_keys(tile, keys);
+    start_keys(0, keys);
+    start_keys(1, keys);
     float largest[2][2];  // of a row's even and odd columns
 #pragma unroll
     for (auto& row : largest) row[0] = row[1] = -INFINITY;
-    [[maybe_unused]] unsigned seen[kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      wait_for_scores(kTiles - 1 - tile);
-      auto& scores = scores_[tile];
-      wgmma_hold(scores);
+      if (tile == 0) wgmma_wait<1>();
+      if (tile == 2) wgmma_wait<0>();
+      if (tile % 2 == 0) wgmma_hold(scores_[tile / 2]);
+      auto& scores = scores_of(tile);
       if (!is_own(tile)) continue;
       scale_columns(Layout::kKeyScales, tile, scores);
-      if constexpr (!kWhole) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) seen[tile][h] = 0xFFFF;
-        const int first = chunk + tile * kTileKeys;
-        if (first < whole_begin || first + kTileKeys > whole_end) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            seen[tile][h] = this->seen(h, first);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) {
-              float& score = scores[i / 2 * 4 + 2 * h + i % 2];
-              if ((seen[tile][h] >> i & 1) == 0) score = -INFINITY;
-            }
-          }
-        }
-      }
+      if (is_cut(tile)) mask(scores, first_of(tile), -INFINITY);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         float& most = largest[i % 4 / 2][i % 2];
@@ -177,18 +177,27 @@ class CodesConsumer : public PrefillRows<Layout> {
     if constexpr (kWhole) {
       power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
     } else {
+      const float* tops =
+          reinterpret_cast<const float*>(shared_ + Layout::kTileTops) + place_.slot * kTiles;
       float top[2] = {0, 0};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         if (!is_own(tile)) continue;
+        if (!is_cut(tile)) {
+          const float most = tops[tile];
+#pragma unroll
+          for (float& value : top) value = fmaxf(value, most);
+          continue;
+        }
+        const unsigned seen[2] = {this->seen(0, first_of(tile)), this->seen(1, first_of(tile))};
         const float2* scales = columns(Layout::kValueScales, tile);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float2 scale = scales[4 * j];
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            if ((seen[tile][h] >> 2 * j & 1) != 0) top[h] = fmaxf(top[h], scale.x);
-            if ((seen[tile][h] >> 2 * j & 2) != 0) top[h] = fmaxf(top[h], scale.y);
+            if ((seen[h] >> 2 * j & 1) != 0) top[h] = fmaxf(top[h], scale.x);
+            if ((seen[h] >> 2 * j & 2) != 0) top[h] = fmaxf(top[h], scale.y);
           }
         }
       }
@@ -199,7 +208,7 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       if (is_own(tile)) {
-        weigh<kWhole>(tile, seen[tile], shift, power, sums);
+        weigh<kWhole>(tile, is_cut(tile), first_of(tile), shift, power, sums);
       } else {
 #pragma unroll
         for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
@@ -214,23 +223,36 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
       total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[0] + sum[1]));
     }
-    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
-#pragma unroll
-    for (int slab = 0; slab < kWidth / 64; ++slab) {
-      float values[2][32];  // of the halves of the chunk
-#pragma unroll
-      for (int half = 0; half < 2; ++half) start_values(from, slab, half, values[half]);
-      wgmma_wait<0>();
-      wgmma_hold(values[0]);
-      wgmma_hold(values[1]);
-      if (slab + 1 == kWidth / 64) release(Layout::kValuesEmpty);
+    // A slab of columns is folded while the next one is multiplied.
+    const auto fold_slab = [&](int slab, const float(&sums)[32]) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int h = i % 4 / 2;
         float& out = out_[32 * slab + i];
-        out = fold(folding[h], out, (values[0][i] + values[1][i]) * power[h]);
+        out = fold(folding[h], out, sums[i] * power[h]);
       }
+    };
+    const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
+    float values[2][32];  // of the halves of the chunk
+    start_values(from, 0, 0, values[0]);
+    start_values(from, 0, 1, values[1]);
+    wgmma_wait<0>();
+    wgmma_hold(values[0]);
+    wgmma_hold(values[1]);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) values[0][i] += values[1][i];
+    if constexpr (kWidth == 128) {
+      start_values(from, 1, 0, values[1]);
+      fold_slab(0, values[0]);
+      start_values(from, 1, 1, values[0]);
+      wgmma_wait<0>();
+      wgmma_hold(values[0]);
+      wgmma_hold(values[1]);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) values[0][i] += values[1][i];
     }
+    release(Layout::kValuesEmpty);
+    fold_slab(kWidth / 64 - 1, values[0]);
   }
 
   // The matrix descriptor of an operand from a shared-memory address on: rows of kSwizzle bytes,
@@ -258,27 +280,36 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
   }
 
-  __device__ void start_keys(int tile, uint32_t keys) {
-    wgmma_hold(scores_[tile]);
+  // The scores of half a chunk.
+  __device__ void start_keys(int half, uint32_t keys) {
+    wgmma_hold(scores_[half]);
     wgmma_fence();
 #pragma unroll
     for (int term = 0; term < 2; ++term) {
 #pragma unroll
       for (int step = 0; step < kWidth / 32; ++step) {
         const int at = (1 - term) * kWidth + step * 32;  // low terms first
-        Wgmma<64>::run<Operands::kE4M3>(
-            scores_[tile], descriptor<128>(this->query_tile(), at / 128 * kSlabBytes + at % 128),
-            descriptor<kWidth>(keys, tile * Layout::kTileBytes + step * 32), term + step > 0);
+        Wgmma<128>::run<Operands::kE4M3>(
+            scores_[half], descriptor<128>(this->query_tile(), at / 128 * kSlabBytes + at % 128),
+            descriptor<kWidth>(keys, half * (2 * Layout::kTileBytes) + step * 32), term + step > 0);
       }
     }
     wgmma_commit();
   }
-  // Until `pending` tiles are still being multiplied.
-  __device__ static void wait_for_scores(int pending) {
-    if (pending == 3) wgmma_wait<3>();
-    if (pending == 2) wgmma_wait<2>();
-    if (pending == 1) wgmma_wait<1>();
-    if (pending == 0) wgmma_wait<0>();
+  __device__ float (&scores_of(int tile))[32] {
+    return *reinterpret_cast<float(*)[32]>(&scores_[tile / 2][tile % 2 * 32]);
+  }
+  // Gives what the rows do not see of a tile, whose first key is at `first`, another value.
+  __device__ void mask(float (&scores)[32], int first, float unseen) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned seen = this->seen(h, first);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float& score = scores[i / 2 * 4 + 2 * h + i % 2];
+        if ((seen >> i & 1) == 0) score = unseen;
+      }
+    }
   }
   // The weights' terms and the values of half a chunk, 64 head elements of them.
   __device__ void start_values(uint32_t from, int slab, int half, float (&values)[32]) {
@@ -293,11 +324,11 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
     wgmma_commit();
   }
-  // From a tile's scores to the terms of its weights.
+  // From the scores of a tile, whose first key is at `first`, to the terms of its weights.
   template <bool kWhole>
-  __device__ void weigh(int tile, unsigned (&seen)[2], const float (&shift)[2],
+  __device__ void weigh(int tile, bool cut, int first, const float (&shift)[2],
                         const float (&power)[2], float (&sums)[4][2][2]) {
-    auto& scores = scores_[tile];
+    auto& scores = scores_of(tile);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int h = i % 4 / 2;
@@ -312,19 +343,18 @@ class CodesConsumer : public PrefillRows<Layout> {
       scale_columns(Layout::kReadyScales, tile, scores);
     } else {
       const float2* scales = columns(Layout::kValueScales, tile);
+      float up[2];  // 2^-power
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        // A copy that the compiler takes for another one: tested anew, not kept as predicates.
-        seen[h] = __shfl_sync(0xFFFFFFFFu, seen[h], lane_);
-        const float up = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));  // 2^-power
+      for (int h = 0; h < 2; ++h) up[h] = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float2 scale = scales[4 * j];
-          float* own = &scores[4 * j + 2 * h];
-          own[0] *= (seen[h] >> 2 * j & 1) != 0 ? scale.x * up : 0.0f;
-          own[1] *= (seen[h] >> 2 * j & 2) != 0 ? scale.y * up : 0.0f;
+      for (int j = 0; j < 8; ++j) {
+        const float2 scale = scales[4 * j];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          scores[4 * j + e] *= (e % 2 == 0 ? scale.x : scale.y) * up[e / 2];
         }
       }
+      if (cut) mask(scores, first, 0);
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
