@@ -4,6 +4,7 @@
 #include "backend/cuda/device/async_copy.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/wgmma.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/product_tiles.h"
 #include "backend/cuda/status.h"
 
@@ -116,6 +117,7 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
   for (float& value : acc) value = 0;
 
   const int num_stages = (tiles.num_chunks + kChunks - 1) / kChunks;
+  await_predecessor();
 #pragma unroll
   for (int index = 0; index < kStages - 1; ++index) {
     if (index < num_stages) load_stage(index);
@@ -232,8 +234,9 @@ void launch(Context& context, Tiles& tiles) {
   }
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, kTokens)),
                   static_cast<unsigned>(row_tiles));
-  kernel<<<grid, L::kThreads, L::kSharedBytes, context.stream()>>>(tiles);
-  check_launch("linear");
+  octet::cuda::launch("linear", context,
+                      {.grid = grid, .num_threads = L::kThreads, .shared_bytes = L::kSharedBytes},
+                      kernel, tiles);
 }
 
 // Few tokens: the narrowest strips of the weights that give every multiprocessor one, with long
