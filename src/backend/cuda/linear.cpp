@@ -212,6 +212,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
       product.bias_is_bf16 = args.bias.dtype == DType::kBF16;
       product.bias = args.bias.as<char>() + first_column * tensor::dtype_bytes(args.bias.dtype);
     }
+    product.settled = args.settled && weight_bytes == 0;
     product.alpha = args.alpha;
     product.accumulate = args.accumulate;
     run_product(context, product);

@@ -50,6 +50,7 @@ struct Product {
   bool bias_is_bf16 = false;
   float alpha = 1;
   bool accumulate = false;
+  bool settled = false;    // as ops::LinearArgs's
   bool segmented = false;  // BF16 only; all of the weights
 };
 
