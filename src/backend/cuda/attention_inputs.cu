@@ -1,5 +1,6 @@
 // From the projections to attention's operands in one kernel: the norm of each head of q and k, the
 // rotation, and keys and values into their pages.
+#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/checks.h"
@@ -328,20 +329,22 @@ Pages pages_of(const TensorView& data, const TensorView& scales) {
   return {data.data, data.row_stride, scales.as<float>(), scales.row_stride};
 }
 
-// Few tokens are spread over many blocks, a head to each group of lanes; of many, each is one small
-// block's, and values that fill blocks of pages go by themselves: single bytes take long.
+// As few heads to a group of lanes as let all groups be resident at once; of many tokens each is
+// one small block's, and values that fill blocks of pages go by themselves: single bytes take long.
 template <int kLanes>
 void launch_lanes(Context& context, AttentionInputs& inputs, bool quantized) {
   const int64_t heads = inputs.q_heads + 2 * inputs.kv_heads;
-  const bool many = inputs.num_tokens >= 8 * context.num_multiprocessors();
-  inputs.blocks_apart = many && quantized;
-  const unsigned num_threads = many ? 128 : kMostThreads;
-  const auto parts = static_cast<unsigned>(many ? 1 : divide_up(heads * kLanes, num_threads));
-  launch(
-      "attention_inputs", context,
-      {.grid = dim3(static_cast<unsigned>(inputs.num_tokens), parts), .num_threads = num_threads},
-      quantized ? attention_inputs_kernel<kLanes, true> : attention_inputs_kernel<kLanes, false>,
-      inputs);
+  const int64_t resident = int64_t{3 * kMostThreads} * context.num_multiprocessors() / kLanes;
+  inputs.blocks_apart = quantized && inputs.num_tokens >= 8 * context.num_multiprocessors();
+  const int64_t heads_of_group = divide_up(inputs.num_tokens * heads, resident);
+  const int64_t all_threads = std::max<int64_t>(128, divide_up(heads, heads_of_group) * kLanes);
+  const int64_t parts = divide_up(all_threads, kMostThreads);
+  const int64_t num_threads = round_up(divide_up(all_threads, parts), 32);
+  launch("attention_inputs", context,
+         {.grid = dim3(static_cast<unsigned>(inputs.num_tokens), static_cast<unsigned>(parts)),
+          .num_threads = static_cast<unsigned>(num_threads)},
+         quantized ? attention_inputs_kernel<kLanes, true> : attention_inputs_kernel<kLanes, false>,
+         inputs);
   if (!inputs.blocks_apart) return;
   launch("attention_inputs", context,
          {.grid = dim3(static_cast<unsigned>(divide_up(inputs.num_tokens, kBlockTokens)),
