@@ -35,11 +35,12 @@ __device__ void load_tiles(const char* data, int64_t stride_bytes, int64_t first
   }
 }
 
+constexpr int threads_of(int rows) { return rows > 64 ? 256 : 128; }  // a warpgroup for 64 rows
+
 // A tile of a kernel: kRows of the weights (of 64, the matrix units' least, those beyond kRows are
 // some other bytes and their results unused), kTokens, and stages of kChunks chunks of K.
 template <ProductFormat kFormat, int kRows, int kTokens, int kChunks, int kStages>
 struct Layout {
-  static constexpr int kThreads = kRows > 64 ? 256 : 128;  // a warpgroup for 64 rows
   static constexpr uint32_t kWeightBytes = kChunks * kRows * kChunkBytes;
   static constexpr uint32_t kStageBytes = kWeightBytes + kChunks * kTokens * kChunkBytes;
   // Block scales of a stage: [kChunks, kRows] of the weights, [kChunks, kTokens] of the tokens.
@@ -47,21 +48,20 @@ struct Layout {
       kFormat == ProductFormat::kBlocks ? kChunks * (kRows + kTokens) : 0;
   static constexpr int kSharedBytes =
       kStages * (static_cast<int>(kStageBytes) + 4 * kScales) + 1024;
-  static_assert(kThreads >= 2 * kRows || kThreads == 128);
   static_assert(kRows % 8 == 0 && (kRows >= 64 || kTokens * kChunks + kRows >= 64));
 };
 
 template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kChunks,
           int kStages>
-__global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
+__global__ void __launch_bounds__(threads_of(kRows))
     product_kernel(const __grid_constant__ Tiles tiles) {
   using L = Layout<kFormat, kRows, kTokens, kChunks, kStages>;
-  constexpr int kRegisters = kTokens / 2;
+  constexpr int kThreads = threads_of(kRows), kRegisters = kTokens / 2;
   extern __shared__ char shared[];
   __shared__ alignas(8) uint64_t barriers[kStages];
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
   const uint32_t full = shared_address(barriers);
-  if (threadIdx.x < kStages) barrier_init(full + 8 * threadIdx.x, 2 * L::kThreads);
+  if (threadIdx.x < kStages) barrier_init(full + 8 * threadIdx.x, 2 * kThreads);
   __syncthreads();
   const Product& p = tiles.p;
 
@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
   const auto* scales =
       reinterpret_cast<const float*>(shared + (base - shared_address(shared)) + scales_at);
   // Where this thread's block scales of chunk 0 are, and how far those of the next.
-  constexpr int kScaleLoads = (L::kScales + L::kThreads - 1) / L::kThreads;
+  constexpr int kScaleLoads = (L::kScales + kThreads - 1) / kThreads;
   [[maybe_unused]] const float* scale_from[kScaleLoads + 1];
   [[maybe_unused]] int64_t scale_step[kScaleLoads + 1];
   [[maybe_unused]] int scale_chunk[kScaleLoads + 1];  // of the stage; huge: none
 #pragma unroll
   for (int j = 0; j < kScaleLoads; ++j) {
-    const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+    const int i = j * kThreads + static_cast<int>(threadIdx.x);
     const bool of_weight = i < kChunks * kRows;
     const int at = of_weight ? i : i - kChunks * kRows;
     const int64_t r = of_weight ? first_row + at % kRows : first_token + at % kTokens;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
     const int slot = index % kStages, chunk = index * kChunks;
 #pragma unroll
     for (int j = 0; j < kScaleLoads; ++j) {
-      const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+      const int i = j * kThreads + static_cast<int>(threadIdx.x);
       const int c = chunk + scale_chunk[j];
       const bool inside = c < tiles.num_chunks;
       if (i < L::kScales && (i < kChunks * kRows) == kWeights) {
@@ -112,12 +112,12 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
     }
     const uint32_t stage = base + slot * L::kStageBytes;
     if constexpr (kWeights) {
-      load_tiles<kRows, kChunks, L::kThreads>(w, weight.stride * element_bytes, first_row,
-                                              weight.rows, chunk, tiles.depth_bytes, stage);
+      load_tiles<kRows, kChunks, kThreads>(w, weight.stride * element_bytes, first_row, weight.rows,
+                                           chunk, tiles.depth_bytes, stage);
     } else {
-      load_tiles<kTokens, kChunks, L::kThreads>(x, p.x_stride * element_bytes, first_token,
-                                                p.num_tokens, chunk, tiles.depth_bytes,
-                                                stage + L::kWeightBytes);
+      load_tiles<kTokens, kChunks, kThreads>(x, p.x_stride * element_bytes, first_token,
+                                             p.num_tokens, chunk, tiles.depth_bytes,
+                                             stage + L::kWeightBytes);
     }
     barrier_arrive_after_copies(full + 8 * slot);
   };
@@ -248,9 +248,10 @@ void launch(Context& context, Tiles& tiles) {
   }
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, kTokens)),
                   static_cast<unsigned>(row_tiles));
-  octet::cuda::launch("linear", context,
-                      {.grid = grid, .num_threads = L::kThreads, .shared_bytes = L::kSharedBytes},
-                      kernel, tiles);
+  octet::cuda::launch(
+      "linear", context,
+      {.grid = grid, .num_threads = threads_of(kRows), .shared_bytes = L::kSharedBytes}, kernel,
+      tiles);
 }
 
 // With as many stages as kBytes hold: what a multiprocessor may ask for ahead of time.
