@@ -131,6 +131,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int h = 0; h < 2; ++h) {
     if (token[h] < 0) continue;
     Bf16* to = p.out + token[h] * p.out_stride + int64_t{query_head[h]} * keys.width;
+    const float share = share_of(sum[h]);
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
 #pragma unroll
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         const int element = Tile::element_of(n, i, lane);
         if (element < keys.width) {
           const float out = folded[32 * (4 * n + 2 * h + i)];
-          store(limit > 0 ? __fdiv_rn(out, sum[h]) : 0.0f, to + element);
+          store(out * share, to + element);
         }
       }
     }

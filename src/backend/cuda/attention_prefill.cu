@@ -13,7 +13,7 @@ namespace octet::cuda {
 namespace {
 
 // Of a thread; 128 at the start of four warpgroups.
-constexpr int kProducerRegisters = 40;
+constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 152;
 
 template <int kWidth>

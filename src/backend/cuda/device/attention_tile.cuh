@@ -3,13 +3,15 @@
 // those in order into the row. So any kernel may compute any tile or chunk anywhere.
 //
 //   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
-//   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order
+//   m = largest score of the tile; p = 2^(score − m), 0 below 2^−126; sums s_r of the p whose
+//   key % 8 = r, in order
 //   BF16:  value = an FP32 chain over the tile's keys of bf16(p) × v
 //   FP8:   weight = p × value scale; up = the power of two that brings the row's largest one into
 //          [1, 2); value = 1 / up × a chain over fp16(weight × up) × v
 //   a key that the row does not see has p = 0 and weight 0, whatever its scales
 //   fold of two states: M = max; old × 2^(M_old − M) + new × 2^(m − M), for value and every s_r
 //   a chunk's sum = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+//   the row = bf16(value × (1 / sum))
 //
 // Keys and BF16 values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so
 // that the loads below touch every bank once; FP8 values as in their page, blocks of 16 keys, each
@@ -75,6 +77,9 @@ __device__ inline Fold fold_of(float old_maximum, float new_maximum) {
 __device__ inline float fold(const Fold& f, float old_value, float new_value) {
   return fmaf(old_value, f.old_weight, new_value * f.new_weight);
 }
+
+// 1 / sum, by which a row's values are multiplied at the end. A row without keys stays zero.
+__device__ inline float share_of(float sum) { return sum == 0 ? 0.0f : __frcp_rn(sum); }
 
 template <bool kFp8, int kWidth>
 struct AttentionTile {
@@ -293,7 +298,7 @@ struct AttentionTile {
     for (int j = 0; j < kTileKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        scores[j][e] = exp2_fast(scores[j][e] - shift[e / 2]);
+        scores[j][e] = exp2_flushing(scores[j][e] - shift[e / 2]);
         sum[e / 2][e % 2] += scores[j][e];
       }
     }
