@@ -53,6 +53,7 @@ class PrefillConsumer : public PrefillRows<PrefillLayout<kWidth>> {
       }
     }
     skip_tiles(tile, item.limit);
+    if (has_nan(out_)) this->p_.prefilled->found_nan = 1;
   }
 
  private:
