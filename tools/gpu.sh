@@ -11,7 +11,7 @@ results=${OCTET_RESULTS:-gpu-results.txt}
 octet=$build/octet
 parity=$build/tests/parity/cuda/cuda_parity_test
 sections=(build test sanitize exactness rollout-bf16 rollout-tensor rollout-channel rollout-block
-  attention kernels products memory load smollm2 peers)
+  rollout-lora attention kernels products memory load smollm2 peers)
 
 usage() { echo "usage: tools/gpu.sh SECTION… of: all ${sections[*]}"; }
 
@@ -70,6 +70,12 @@ rollout-tensor() { rollout --load-in-fp8 tensor; }
 rollout-channel() {
   rollout --load-in-fp8 channel
   run bench rollout --prompts 256 --load-in-fp8 channel --kv-cache-dtype bf16
+}
+rollout-lora() {  # an adapter of rank 32 on every linear
+  local batch
+  for batch in 1 16 64 256; do
+    run bench rollout --prompts "$batch" --load-in-fp8 channel --lora-rank 32
+  done
 }
 rollout-block() { rollout --load-in-fp8 block; }
 

@@ -62,7 +62,7 @@ TensorView OutputHead::logits(ops::Backend& backend, const TensorView& hidden,
   for (int64_t i = 0; i < count && in_order; ++i) in_order = rows[i] == rows[0] + i;
   const TensorView x = in_order ? hidden.slice_rows(rows[0], count) : gather(backend, hidden, rows);
   const ops::Weight head{model_.head().dense, {}};
-  backend.linear({.x = x, .xq = {}, .weights = {&head, 1}, .bias = {}, .y = out});
+  backend.linear({.x = x, .xq = {}, .weights = {&head, 1}, .bias = {}, .y = out, .settled = true});
   return out;
 }
 

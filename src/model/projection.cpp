@@ -73,7 +73,8 @@ void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> grou
                       .xq = xq,
                       .weights = split ? std::span(weights).subspan(part, 1) : std::span(weights),
                       .bias = split ? group[part].bias->dense : TensorView(),
-                      .y = split ? y.slice_columns(column, rows) : y});
+                      .y = split ? y.slice_columns(column, rows) : y,
+                      .settled = !mode.shadow});
     }
     column += rows;
   }

@@ -28,6 +28,8 @@ struct Weight {
 // x [T, K] BF16|F32; y [T, ΣN] BF16|F32; bias [ΣN] of y's dtype or F32, or empty.
 // With `x_per_weight` x is [T, number of weights × K] and each (dense) weight reads its own K
 // columns.
+// `settled`: the op called just before this one wrote none of the weights, so that they may be read
+// while it still runs.
 struct LinearArgs {
   tensor::TensorView x;
   tensor::QuantizedView xq;
@@ -37,6 +39,7 @@ struct LinearArgs {
   float alpha = 1.0f;
   bool accumulate = false;
   bool x_per_weight = false;
+  bool settled = false;
 };
 
 // The products of LinearArgs with `x_per_weight` one by one, each as arguments without.

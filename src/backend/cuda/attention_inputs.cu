@@ -1,5 +1,6 @@
 // From the projections to attention's operands in one kernel: the norm of each head of q and k, the
 // rotation, and keys and values into their pages.
+#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/checks.h"
@@ -40,7 +41,8 @@ struct AttentionInputs {
   int num_positions;
   HeadRows q_out, k_out;
   Pages k_pages, v_pages;
-  int num_slots, page_size;
+  int num_tokens, num_slots, page_size;
+  bool blocks_apart;  // values that fill blocks of pages are value_blocks_kernel's
   int q_heads, kv_heads, width;
   float inverse_width, eps;
   DeviceCounters* counters;
@@ -73,6 +75,49 @@ __device__ uint4 rotated8(const uint4& pairs, const uint4& partner, const Turn& 
 __device__ uint32_t without_nan(uint32_t codes) {
   const uint32_t is_nan = ((codes & 0x7F7F7F7F) + 0x01010101) >> 7 & 0x01010101;
   return codes & ~(is_nan * 0xFF);
+}
+
+// One head of a token, of which each of kLanes lanes has eight values: its scale (with a NaN among
+// them NaN) and this lane's codes. Empty and not counted unless `is_own`; the whole warp calls.
+struct HeadCodes {
+  float scale = 0;
+  uint2 codes = make_uint2(0, 0);
+};
+template <int kLanes>
+__device__ HeadCodes encode_head(const uint4& values, bool is_own, RowEncoder<false>& encoder) {
+  const int first = static_cast<int>(threadIdx.x) % 32 / kLanes * kLanes;
+  uint32_t bits = join_halves(largest_of(values));
+  bool has_nan = false;
+  if (__any_sync(kAllLanes, bits >= kBf16Infinity)) {
+    const unsigned lanes = __ballot_sync(kAllLanes, bits > kBf16Infinity);
+    has_nan = (lanes >> first & (kAllLanes >> (32 - kLanes))) != 0;
+    bits = largest_finite_of(values);
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+  }
+  HeadCodes head;
+  if (!is_own) return head;
+  head.scale = scale_of<false>(__uint_as_float(bits << 16), false);
+  encoder.set_scale(head.scale);
+  head.codes = encoder.encode(values);
+  if (has_nan) {
+    head.scale = kNaN;
+    head.codes = make_uint2(without_nan(head.codes.x), without_nan(head.codes.y));
+  }
+  return head;
+}
+
+constexpr int kBlockTokens = static_cast<int>(ops::kValueBlock);
+
+// Whether the tokens from `first` on stand in the slots from `slot` on, which begins a block of
+// values, and fill it; the whole warp calls.
+__device__ bool fills_block(const AttentionInputs& args, int first, int slot) {
+  const int i = static_cast<int>(threadIdx.x) % kBlockTokens;
+  const bool here = slot >= 0 && slot < args.num_slots && first >= 0 &&
+                    first + i < args.num_tokens && args.slots[first + i] == slot + i;
+  return __all_sync(kAllLanes, here);
 }
 
 // The blocks of one x take a token, kLanes neighbouring lanes one of its heads at a time, eight
@@ -124,33 +169,25 @@ __global__ void __launch_bounds__(kMostThreads, 3)
     const int64_t at = page * pages.stride + row * args.width + column;
     const bool writes = is_own && appends;
     if constexpr (kQuantized) {
-      uint32_t bits = join_halves(largest_of(values));
-      bool has_nan = false;
-      if (__any_sync(kAllLanes, bits >= kBf16Infinity)) {
-        const unsigned lanes = __ballot_sync(kAllLanes, bits > kBf16Infinity);
-        has_nan = (lanes >> (threadIdx.x % 32 - lane) & (kAllLanes >> (32 - kLanes))) != 0;
-        bits = largest_finite_of(values);
-      }
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
-      }
-      if (writes) {
-        const float scale = scale_of<false>(__uint_as_float(bits << 16), false);
-        if (lane == 0) pages.scales[page * pages.scale_stride + row] = has_nan ? kNaN : scale;
-        encoder.set_scale(scale);
-        uint2 codes = encoder.encode(values);
-        if (has_nan) codes = make_uint2(without_nan(codes.x), without_nan(codes.y));
-        auto* to = static_cast<uint8_t*>(pages.data);
-        if constexpr (is_key) {
-          *reinterpret_cast<uint2*>(to + at) = codes;
-        } else {
-          const int token = slot % args.page_size;
-          to += at - column - token * args.width;
+      const HeadCodes head = encode_head<kLanes>(values, writes, encoder);
+      auto* to = static_cast<uint8_t*>(pages.data);
+      if (writes && lane == 0) pages.scales[page * pages.scale_stride + row] = head.scale;
+      if constexpr (is_key) {
+        if (writes) *reinterpret_cast<uint2*>(to + at) = head.codes;
+      } else {
+        // Two lanes share their sixteen elements: at once they write neighbours.
+        const uint2 other = make_uint2(__shfl_xor_sync(kAllLanes, head.codes.x, 1),
+                                       __shfl_xor_sync(kAllLanes, head.codes.y, 1));
+        const int odd = lane % 2, token_of_page = slot % args.page_size;
+        const uint2 low = odd != 0 ? other : head.codes, high = odd != 0 ? head.codes : other;
+        const uint32_t words[4] = {low.x, low.y, high.x, high.y};
+        to += at - column - token_of_page * args.width;
+        if (writes) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            to[ops::value_index(token, column + i, args.width)] =
-                static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> 8 * (i % 4));
+            const int element = column - 8 * odd + 2 * i + odd;
+            to[ops::value_index(token_of_page, element, args.width)] =
+                static_cast<uint8_t>(words[i / 2] >> 8 * (2 * i % 4 + odd));
           }
         }
       }
@@ -187,9 +224,13 @@ __global__ void __launch_bounds__(kMostThreads, 3)
     }
     append(k, args.k_pages, head - k_begin, is_own, std::true_type());
   });
-  for_heads(v_begin + args.kv_heads, [&](bool is_own) {
-    append(pairs, args.v_pages, head - v_begin, is_own, std::false_type());
-  });
+  const int place = slot % kBlockTokens;
+  if (!kQuantized || !args.blocks_apart ||
+      !fills_block(args, static_cast<int>(token) - place, slot - place)) {
+    for_heads(v_begin + args.kv_heads, [&](bool is_own) {
+      append(pairs, args.v_pages, head - v_begin, is_own, std::false_type());
+    });
+  }
 
   if constexpr (kQuantized) {
     add_counts(encoder, args.counters);
@@ -198,6 +239,57 @@ __global__ void __launch_bounds__(kMostThreads, 3)
                 static_cast<unsigned long long>(2 * args.kv_heads * args.width));
     }
   }
+}
+
+// The values of the tokens that fill a block of a page, of one head: the block of one x looks for
+// them among those that begin with one of its 16 tokens.
+constexpr int kBlockThreads = 128;
+
+template <int kLanes>
+__global__ void __launch_bounds__(kBlockThreads) value_blocks_kernel(const AttentionInputs args) {
+  __shared__ __align__(16) uint8_t codes[kBlockTokens][8 * kLanes];
+  await_predecessor();
+  const int begin = static_cast<int>(blockIdx.x) * kBlockTokens, head = blockIdx.y;
+  const int own = begin + static_cast<int>(threadIdx.x) % kBlockTokens;
+  unsigned firsts =
+      __ballot_sync(kAllLanes, own < args.num_tokens && args.slots[own] % kBlockTokens == 0);
+  firsts &= (1u << kBlockTokens) - 1;
+  int first = -1, slot = -1;  // at most one fills its block
+  while (firsts != 0 && first < 0) {
+    const int candidate = begin + __ffs(static_cast<int>(firsts)) - 1;
+    slot = args.slots[candidate];
+    if (fills_block(args, candidate, slot)) first = candidate;
+    firsts &= firsts - 1;
+  }
+  if (first < 0) return;
+
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, column = 8 * lane;
+  const int page = slot / args.page_size, row = head * args.page_size + slot % args.page_size;
+  const Bf16* from = args.qkv + (args.q_heads + args.kv_heads + head) * args.width + column;
+  RowEncoder<false> encoder;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x) / kLanes; i < kBlockTokens;
+       i += kBlockThreads / kLanes) {
+    const bool is_own = column < args.width;
+    const uint4 values =
+        is_own ? load8(from + (first + i) * args.qkv_stride) : make_uint4(0, 0, 0, 0);
+    const HeadCodes of = encode_head<kLanes>(values, is_own, encoder);
+    *reinterpret_cast<uint2*>(&codes[ops::value_place(i)][column]) = of.codes;
+    if (lane == 0) args.v_pages.scales[page * args.v_pages.scale_stride + row + i] = of.scale;
+  }
+  __syncthreads();
+  auto* to = static_cast<uint8_t*>(args.v_pages.data) + page * args.v_pages.stride +
+             int64_t{row} * args.width;
+  for (int element = threadIdx.x; element < args.width; element += kBlockThreads) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < kBlockTokens; ++i) {
+      words[i / 4] |= uint32_t{codes[i][element]} << 8 * (i % 4);
+    }
+    *reinterpret_cast<uint4*>(to + element * kBlockTokens) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  add_counts(encoder, args.counters);
 }
 
 bool is_vector(const TensorView& view, DType dtype, int64_t count) {
@@ -237,19 +329,28 @@ Pages pages_of(const TensorView& data, const TensorView& scales) {
   return {data.data, data.row_stride, scales.as<float>(), scales.row_stride};
 }
 
-// Few tokens are spread over many blocks, a head to each group of lanes; of many, each is one small
-// block's.
+// As few heads to a group of lanes as let all groups be resident at once; of many tokens each is
+// one small block's, and values that fill blocks of pages go by themselves: single bytes take long.
 template <int kLanes>
-void launch_lanes(Context& context, const AttentionInputs& inputs, int64_t num_tokens,
-                  bool quantized) {
+void launch_lanes(Context& context, AttentionInputs& inputs, bool quantized) {
   const int64_t heads = inputs.q_heads + 2 * inputs.kv_heads;
-  const bool many = num_tokens >= 8 * context.num_multiprocessors();
-  const unsigned num_threads = many ? 128 : kMostThreads;
-  const auto parts = static_cast<unsigned>(many ? 1 : divide_up(heads * kLanes, num_threads));
+  const int64_t resident = int64_t{3 * kMostThreads} * context.num_multiprocessors() / kLanes;
+  inputs.blocks_apart = quantized && inputs.num_tokens >= 8 * context.num_multiprocessors();
+  const int64_t heads_of_group = divide_up(inputs.num_tokens * heads, resident);
+  const int64_t all_threads = std::max<int64_t>(128, divide_up(heads, heads_of_group) * kLanes);
+  const int64_t parts = divide_up(all_threads, kMostThreads);
+  const int64_t num_threads = round_up(divide_up(all_threads, parts), 32);
   launch("attention_inputs", context,
-         {.grid = dim3(static_cast<unsigned>(num_tokens), parts), .num_threads = num_threads},
+         {.grid = dim3(static_cast<unsigned>(inputs.num_tokens), static_cast<unsigned>(parts)),
+          .num_threads = static_cast<unsigned>(num_threads)},
          quantized ? attention_inputs_kernel<kLanes, true> : attention_inputs_kernel<kLanes, false>,
          inputs);
+  if (!inputs.blocks_apart) return;
+  launch("attention_inputs", context,
+         {.grid = dim3(static_cast<unsigned>(divide_up(inputs.num_tokens, kBlockTokens)),
+                       static_cast<unsigned>(inputs.kv_heads)),
+          .num_threads = kBlockThreads},
+         value_blocks_kernel<kLanes>, inputs);
 }
 
 }  // namespace
@@ -258,34 +359,36 @@ bool fused_attention_inputs(Context& context, const ops::AttentionInputsArgs& ar
   require_cache("attention_inputs", args.cache);
   if (!suits(args)) return false;
   const Shape& cache = args.cache.k.shape;
-  const AttentionInputs inputs{.qkv = args.qkv.as<Bf16>(),
-                               .qkv_stride = args.qkv.row_stride,
-                               .q_norm = args.q_norm.as<Bf16>(),
-                               .k_norm = args.k_norm.as<Bf16>(),
-                               .positions = args.positions.as<int32_t>(),
-                               .slots = args.slots.as<int32_t>(),
-                               .table = args.rope_table.as<float>(),
-                               .table_stride = args.rope_table.row_stride,
-                               .num_positions = static_cast<int>(args.rope_table.rows()),
-                               .q_out = rows_of(args.q_out),
-                               .k_out = args.keep_k ? rows_of(args.k_out) : HeadRows{},
-                               .k_pages = pages_of(args.cache.k, args.cache.k_scale),
-                               .v_pages = pages_of(args.cache.v, args.cache.v_scale),
-                               .num_slots = static_cast<int>(cache[0] * args.cache.page_size()),
-                               .page_size = static_cast<int>(args.cache.page_size()),
-                               .q_heads = static_cast<int>(args.q_out.shape[1]),
-                               .kv_heads = static_cast<int>(args.cache.num_heads()),
-                               .width = static_cast<int>(cache[3]),
-                               .inverse_width = 1.0f / static_cast<float>(cache[3]),
-                               .eps = args.eps,
-                               .counters = context.counters()};
+  AttentionInputs inputs{.qkv = args.qkv.as<Bf16>(),
+                         .qkv_stride = args.qkv.row_stride,
+                         .q_norm = args.q_norm.as<Bf16>(),
+                         .k_norm = args.k_norm.as<Bf16>(),
+                         .positions = args.positions.as<int32_t>(),
+                         .slots = args.slots.as<int32_t>(),
+                         .table = args.rope_table.as<float>(),
+                         .table_stride = args.rope_table.row_stride,
+                         .num_positions = static_cast<int>(args.rope_table.rows()),
+                         .q_out = rows_of(args.q_out),
+                         .k_out = args.keep_k ? rows_of(args.k_out) : HeadRows{},
+                         .k_pages = pages_of(args.cache.k, args.cache.k_scale),
+                         .v_pages = pages_of(args.cache.v, args.cache.v_scale),
+                         .num_tokens = static_cast<int>(args.qkv.rows()),
+                         .num_slots = static_cast<int>(cache[0] * args.cache.page_size()),
+                         .page_size = static_cast<int>(args.cache.page_size()),
+                         .blocks_apart = false,
+                         .q_heads = static_cast<int>(args.q_out.shape[1]),
+                         .kv_heads = static_cast<int>(args.cache.num_heads()),
+                         .width = static_cast<int>(cache[3]),
+                         .inverse_width = 1.0f / static_cast<float>(cache[3]),
+                         .eps = args.eps,
+                         .counters = context.counters()};
   const bool quantized = args.cache.k.dtype == DType::kE4M3;
   if (inputs.width <= 64) {
-    launch_lanes<8>(context, inputs, args.qkv.rows(), quantized);
+    launch_lanes<8>(context, inputs, quantized);
   } else if (inputs.width <= 128) {
-    launch_lanes<16>(context, inputs, args.qkv.rows(), quantized);
+    launch_lanes<16>(context, inputs, quantized);
   } else {
-    launch_lanes<32>(context, inputs, args.qkv.rows(), quantized);
+    launch_lanes<32>(context, inputs, quantized);
   }
   return true;
 }

@@ -238,7 +238,9 @@ void LibraryProducts::run(Context& context, const Product& product) {
 }
 
 void run_product(Context& context, const Product& product) {
-  if (product.num_tokens > 0) context.library().run(context, product);
+  if (product.num_tokens == 0) return;
+  if (product.segmented) return run_segmented_product(context, product);
+  if (!run_shallow_product(context, product)) context.library().run(context, product);
 }
 
 }  // namespace octet::cuda

@@ -166,10 +166,15 @@ void linear(Context& context, const ops::LinearArgs& args) {
   for (size_t begin = 0; begin < args.weights.size();) {
     Product product;
     product.format = format_of(args.weights[begin]);
+    const auto is_in_segments = [&](const ops::Weight& weight) {
+      return !weight.is_quantized() && is_segmented(weight.rows(), columns);
+    };
+    product.segmented = is_in_segments(args.weights[begin]);
     const int64_t first_column = column;
     size_t end = begin;
     for (; end < args.weights.size() && end < begin + Product::kMaxWeights &&
-           format_of(args.weights[end]) == product.format;
+           format_of(args.weights[end]) == product.format &&
+           is_in_segments(args.weights[end]) == product.segmented;
          ++end) {
       const ops::Weight& weight = args.weights[end];
       const Rows rows = aligned_rows(context, elements_of(weight), kScratchWeights, weight_offset);
@@ -207,6 +212,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
       product.bias_is_bf16 = args.bias.dtype == DType::kBF16;
       product.bias = args.bias.as<char>() + first_column * tensor::dtype_bytes(args.bias.dtype);
     }
+    product.settled = args.settled && weight_bytes == 0;
     product.alpha = args.alpha;
     product.accumulate = args.accumulate;
     run_product(context, product);

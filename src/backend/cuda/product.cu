@@ -2,8 +2,11 @@
 // tokens the narrow one, so that one token costs no more than eight.
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/async_copy.cuh"
+#include "backend/cuda/device/bulk_copy.cuh"
+#include "backend/cuda/device/mbarrier.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/wgmma.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/product_tiles.h"
 #include "backend/cuda/status.h"
 
@@ -32,11 +35,12 @@ __device__ void load_tiles(const char* data, int64_t stride_bytes, int64_t first
   }
 }
 
+constexpr int threads_of(int rows) { return rows > 64 ? 256 : 128; }  // a warpgroup for 64 rows
+
 // A tile of a kernel: kRows of the weights (of 64, the matrix units' least, those beyond kRows are
 // some other bytes and their results unused), kTokens, and stages of kChunks chunks of K.
 template <ProductFormat kFormat, int kRows, int kTokens, int kChunks, int kStages>
 struct Layout {
-  static constexpr int kThreads = kRows > 64 ? 256 : 128;  // a warpgroup for 64 rows
   static constexpr uint32_t kWeightBytes = kChunks * kRows * kChunkBytes;
   static constexpr uint32_t kStageBytes = kWeightBytes + kChunks * kTokens * kChunkBytes;
   // Block scales of a stage: [kChunks, kRows] of the weights, [kChunks, kTokens] of the tokens.
@@ -49,12 +53,16 @@ struct Layout {
 
 template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kChunks,
           int kStages>
-__global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
+__global__ void __launch_bounds__(threads_of(kRows))
     product_kernel(const __grid_constant__ Tiles tiles) {
   using L = Layout<kFormat, kRows, kTokens, kChunks, kStages>;
-  constexpr int kRegisters = kTokens / 2;
+  constexpr int kThreads = threads_of(kRows), kRegisters = kTokens / 2;
   extern __shared__ char shared[];
+  __shared__ alignas(8) uint64_t barriers[kStages];
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
+  const uint32_t full = shared_address(barriers);
+  if (threadIdx.x < kStages) barrier_init(full + 8 * threadIdx.x, 2 * kThreads);
+  __syncthreads();
   const Product& p = tiles.p;
 
   int part = 0;
@@ -71,13 +79,13 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
   const auto* scales =
       reinterpret_cast<const float*>(shared + (base - shared_address(shared)) + scales_at);
   // Where this thread's block scales of chunk 0 are, and how far those of the next.
-  constexpr int kScaleLoads = (L::kScales + L::kThreads - 1) / L::kThreads;
+  constexpr int kScaleLoads = (L::kScales + kThreads - 1) / kThreads;
   [[maybe_unused]] const float* scale_from[kScaleLoads + 1];
   [[maybe_unused]] int64_t scale_step[kScaleLoads + 1];
   [[maybe_unused]] int scale_chunk[kScaleLoads + 1];  // of the stage; huge: none
 #pragma unroll
   for (int j = 0; j < kScaleLoads; ++j) {
-    const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+    const int i = j * kThreads + static_cast<int>(threadIdx.x);
     const bool of_weight = i < kChunks * kRows;
     const int at = of_weight ? i : i - kChunks * kRows;
     const int64_t r = of_weight ? first_row + at % kRows : first_token + at % kTokens;
@@ -88,24 +96,30 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
                     : of_weight ? weight.scales + r / weight.row_block * weight.scale_stride
                                 : p.x_scales + r * p.x_scale_stride;
   }
-  const auto load_stage = [&](int index) {
+  // A stage is full when every thread's copies of its weights and of its tokens have come.
+  const auto load = [&](auto weights, int index) {
+    constexpr bool kWeights = decltype(weights)::value;
     const int slot = index % kStages, chunk = index * kChunks;
 #pragma unroll
     for (int j = 0; j < kScaleLoads; ++j) {
-      const int i = j * L::kThreads + static_cast<int>(threadIdx.x);
+      const int i = j * kThreads + static_cast<int>(threadIdx.x);
       const int c = chunk + scale_chunk[j];
       const bool inside = c < tiles.num_chunks;
-      if (i < L::kScales) {
+      if (i < L::kScales && (i < kChunks * kRows) == kWeights) {
         copy_async_4(base + scales_at + (slot * L::kScales + i) * 4,
                      scale_from[j] + (inside ? c * scale_step[j] : 0), inside);
       }
     }
     const uint32_t stage = base + slot * L::kStageBytes;
-    load_tiles<kRows, kChunks, L::kThreads>(w, weight.stride * element_bytes, first_row,
-                                            weight.rows, chunk, tiles.depth_bytes, stage);
-    load_tiles<kTokens, kChunks, L::kThreads>(x, p.x_stride * element_bytes, first_token,
-                                              p.num_tokens, chunk, tiles.depth_bytes,
-                                              stage + L::kWeightBytes);
+    if constexpr (kWeights) {
+      load_tiles<kRows, kChunks, kThreads>(w, weight.stride * element_bytes, first_row, weight.rows,
+                                           chunk, tiles.depth_bytes, stage);
+    } else {
+      load_tiles<kTokens, kChunks, kThreads>(x, p.x_stride * element_bytes, first_token,
+                                             p.num_tokens, chunk, tiles.depth_bytes,
+                                             stage + L::kWeightBytes);
+    }
+    barrier_arrive_after_copies(full + 8 * slot);
   };
 
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
@@ -116,15 +130,15 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
   for (float& value : acc) value = 0;
 
   const int num_stages = (tiles.num_chunks + kChunks - 1) / kChunks;
-#pragma unroll
-  for (int index = 0; index < kStages - 1; ++index) {
-    if (index < num_stages) load_stage(index);
-    copy_async_commit();
-  }
+  const int num_ahead = min(num_stages, kStages - 1);
+  if (!p.settled) await_predecessor();
+  for (int index = 0; index < num_ahead; ++index) load(std::true_type(), index);
+  if (p.settled) await_predecessor();
+  for (int index = 0; index < num_ahead; ++index) load(std::false_type(), index);
   for (int index = 0; index < num_stages; ++index) {
-    copy_async_wait<kStages - 2>();
+    barrier_wait(full + 8 * (index % kStages), static_cast<uint32_t>(index / kStages) & 1);
     fence_async_proxy();
-    __syncthreads();  // this stage has landed, and the products of the one before are done
+    __syncthreads();  // everyone is here, and the products of the stage before are done
     const int slot = index % kStages;
     const uint32_t stage = base + slot * L::kStageBytes;
     wgmma_fence();
@@ -149,8 +163,10 @@ __global__ void __launch_bounds__(kRows > 64 ? 256 : 128)
       }
     }
     wgmma_commit();
-    if (index + kStages - 1 < num_stages) load_stage(index + kStages - 1);
-    copy_async_commit();
+    if (const int next = index + kStages - 1; next < num_stages) {
+      load(std::true_type(), next);
+      load(std::false_type(), next);
+    }
     wgmma_wait<0>();
     if constexpr (kFormat == ProductFormat::kBF16) {
       wgmma_hold(acc);
@@ -232,21 +248,36 @@ void launch(Context& context, Tiles& tiles) {
   }
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, kTokens)),
                   static_cast<unsigned>(row_tiles));
-  kernel<<<grid, L::kThreads, L::kSharedBytes, context.stream()>>>(tiles);
-  check_launch("linear");
+  octet::cuda::launch(
+      "linear", context,
+      {.grid = grid, .num_threads = threads_of(kRows), .shared_bytes = L::kSharedBytes}, kernel,
+      tiles);
+}
+
+// With as many stages as kBytes hold: what a multiprocessor may ask for ahead of time.
+template <ProductFormat kFormat, Operands kOperands, int kRows, int kTokens, int kChunks,
+          int kBytes>
+void launch_deep(Context& context, Tiles& tiles) {
+  constexpr int kStageBytes = Layout<kFormat, kRows, kTokens, kChunks, 1>::kSharedBytes - 1024;
+  launch<kFormat, kOperands, kRows, kTokens, kChunks, kBytes / kStageBytes>(context, tiles);
 }
 
 // Few tokens: the narrowest strips of the weights that give every multiprocessor one, with long
-// stages; or, of many rows, as many strips at a time as fit.
+// stages; or, of many rows, three strips at a time.
 template <ProductFormat kFormat, Operands kOperands, int kTokens>
 void launch_strips(Context& context, Tiles& tiles) {
-  constexpr int kChunks = kTokens <= 32 ? 4 : 2, kStages = kTokens <= 32 ? 4 : 5;
+  constexpr int kChunks = kTokens <= 32 ? 4 : 2;
+  constexpr int kWhole = 192 * 1024, kThird = 74 * 1024;  // of a multiprocessor's shared memory
   int64_t rows = 0;
   for (int i = 0; i < tiles.p.num_weights; ++i) rows += tiles.p.weights[i].rows;
   const int64_t share = divide_up(rows, context.num_multiprocessors());
-  if (share <= 32) return launch<kFormat, kOperands, 32, kTokens, kChunks, kStages>(context, tiles);
-  if (share <= 48) return launch<kFormat, kOperands, 48, kTokens, kChunks, kStages>(context, tiles);
-  return launch<kFormat, kOperands, 64, kTokens, kChunks / 2, 4>(context, tiles);
+  if (share <= 32) {
+    launch_deep<kFormat, kOperands, 32, kTokens, kChunks, kWhole>(context, tiles);
+  } else if (share <= 48) {
+    launch_deep<kFormat, kOperands, 48, kTokens, kChunks, kWhole>(context, tiles);
+  } else {
+    launch_deep<kFormat, kOperands, 64, kTokens, kChunks / 2, kThird>(context, tiles);
+  }
 }
 
 // Which tile serves has no part in the bytes.

@@ -1,6 +1,7 @@
 // The one matrix product behind every linear op: y [T, ΣN] = x [T, K] · w [N, K]ᵀ for a group of
 // weights. Its arithmetic is the numeric class of each format, whatever T:
-//   BF16: one FP32 chain over K in steps of 16;
+//   BF16: one FP32 chain over K in steps of 16; of a segmented weight (few rows of many inputs, an
+//          adapter's A), one for each 512 of K, added up from zero in order of K;
 //   8-bit: partial sums of 128 of K from zero, in steps of 32, then folded in order of K:
 //          acc += partial, scaled at the end as (acc × w_scale) × x_scale, or with block scales
 //          acc = fma(partial, x_scale × w_scale, acc).
@@ -49,12 +50,19 @@ struct Product {
   bool bias_is_bf16 = false;
   float alpha = 1;
   bool accumulate = false;
+  bool settled = false;    // as ops::LinearArgs's
+  bool segmented = false;  // BF16 only; all of the weights
 };
 
 // y = alpha × product (+ bias) (+ y), rounded once: by the own kernel, or by whatever is faster and
 // gives the same bytes.
 void run_own_product(Context& context, const Product& product);
 void run_product(Context& context, const Product& product);
+// Whether a BF16 weight [rows, depth] of the forward product is segmented.
+bool is_segmented(int64_t rows, int64_t depth);
+void run_segmented_product(Context& context, const Product& product);
+// The own kernel's bytes where K is small, an adapter's B; false: not served.
+bool run_shallow_product(Context& context, const Product& product);
 // The own kernel of every device but Hopper's: 8-bit steps of 32 are summed as its units do it, so
 // the 8-bit formats are a class of their own there.
 void run_portable_product(Context& context, const Product& product);

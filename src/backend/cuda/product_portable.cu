@@ -3,16 +3,12 @@
 // BF16 rows are, byte for byte, those of product.cu; its 8-bit rows are a class of their own, since
 // the units sum a step of 32 in their own way.
 #include "backend/cuda/checks.h"
-#include "backend/cuda/device/async_copy.cuh"
-#include "backend/cuda/device/mma.cuh"
+#include "backend/cuda/device/product_pieces.cuh"
 #include "backend/cuda/device/values.cuh"
-#include "backend/cuda/product_tiles.h"
 #include "backend/cuda/status.h"
 
 namespace octet::cuda {
 namespace {
-
-constexpr int kSteps = 4;  // of 32 bytes: 32 8-bit or 16 BF16 values
 
 enum class Inputs { kBF16, kE4M3, kE5M2 };  // of x; weights are BF16 or E4M3
 
@@ -30,28 +26,6 @@ struct Shape {
   static constexpr int kScalesAt = kWeightBytes + kTokens * kChunkBytes;
   static constexpr int kStageBytes = kScalesAt + kTokens * 4;  // weights, tokens, tokens' scales
 };
-
-// `kRows` rows of `data` from `first`, chunk `chunk`, into a tile whose 16-byte piece c of row r
-// lies at c ^ (r % 8); zeros beyond the last row and K.
-template <int kRows, int kThreads>
-__device__ void load_tile(const char* data, int64_t stride_bytes, int64_t first, int64_t num_rows,
-                          int chunk, int depth_bytes, uint32_t tile) {
-#pragma unroll
-  for (int i = 0; i < (kRows * 8 + kThreads - 1) / kThreads; ++i) {
-    const int index = i * kThreads + static_cast<int>(threadIdx.x);
-    if (kRows * 8 % kThreads != 0 && index >= kRows * 8) break;
-    const int row = index / 8, piece = index % 8;
-    const int at = chunk * kChunkBytes + piece * 16;
-    const bool inside = first + row < num_rows && at < depth_bytes;
-    const char* from = inside ? data + (first + row) * stride_bytes + at : data;
-    copy_async_16(tile + row * kChunkBytes + ((piece ^ row % 8) << 4), from, inside);
-  }
-}
-
-// Of a tile's row and piece of this lane, as operands of a matrix product.
-__device__ void load_pieces(uint32_t tile, int row, int piece, uint32_t (&to)[4]) {
-  load_matrices(tile + row * kChunkBytes + ((piece ^ row % 8) << 4), to);
-}
 
 template <Inputs kInputs>
 __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -134,19 +108,19 @@ __global__ void __launch_bounds__(S::kThreads)
     copy_async_commit();
 
     const int at = chunk % S::kStages * S::kStageBytes;
-    uint32_t a[kRowTiles][kSteps][4];
+    uint32_t a[kRowTiles][kChunkSteps][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kChunkSteps; ++step) {
         load_pieces(base + at, warp_row + 16 * i + lane % 16, 2 * step + lane / 16, a[i][step]);
       }
     }
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      uint32_t b[kSteps / 2][4];
+      uint32_t b[kChunkSteps / 2][4];
 #pragma unroll
-      for (int pair = 0; pair < kSteps / 2; ++pair) {
+      for (int pair = 0; pair < kChunkSteps / 2; ++pair) {
         load_pieces(base + at + S::kWeightBytes, warp_token + 8 * j + lane % 8, 4 * pair + lane / 8,
                     b[pair]);
       }
@@ -160,14 +134,14 @@ __global__ void __launch_bounds__(S::kThreads)
         float(&sum)[4] = acc[i][j];
         if constexpr (kFormat == ProductFormat::kBF16) {
 #pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
+          for (int step = 0; step < kChunkSteps; ++step) {
             const uint32_t* pieces = b[step / 2] + 2 * (step % 2);
             multiply<kInputs>(sum, a[i][step], pieces[0], pieces[1]);
           }
         } else {
           float partial[4] = {};
 #pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
+          for (int step = 0; step < kChunkSteps; ++step) {
             const uint32_t* pieces = b[step / 2] + 2 * (step % 2);
             multiply<kInputs>(partial, a[i][step], pieces[0], pieces[1]);
           }

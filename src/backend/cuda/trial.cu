@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/status.h"
 #include "backend/cuda/trial.h"
 
@@ -74,6 +75,13 @@ __global__ void pause_kernel(int64_t nanoseconds) {
   } while (now - begin < static_cast<uint64_t>(nanoseconds));
 }
 
+__global__ void small_kernel() {
+  await_predecessor();
+  const int64_t begin = clock64();
+  while (clock64() - begin < 3600) {
+  }
+}
+
 }  // namespace
 
 void fill_codes(Context& context, uint8_t* codes, int64_t count, uint32_t seed) {
@@ -96,6 +104,10 @@ std::vector<uint64_t> digest_rows(Context& context, const void* data, int64_t ro
   check_launch("digest_rows");
   context.download(on_device, digests.data(), 8 * rows);
   return digests;
+}
+
+void run_small_kernel(Context& context) {
+  launch("run_small_kernel", context, {dim3(64), kThreads}, small_kernel);
 }
 
 void pause_stream(Context& context, int64_t nanoseconds) {

@@ -21,6 +21,9 @@ void fill_scales(Context& context, float* scales, int64_t count, uint32_t seed);
 std::vector<uint64_t> digest_rows(Context& context, const void* data, int64_t rows,
                                   int64_t row_bytes, int64_t stride_bytes);
 
+// Stands for a small kernel between products, such as a norm: 2 µs that end where the next begins.
+void run_small_kernel(Context& context);
+
 // Keeps the stream busy for so long.
 void pause_stream(Context& context, int64_t nanoseconds);
 

@@ -180,6 +180,44 @@ void time_rows(Timing& timing, int64_t rows) {
   timing.clear();
 }
 
+// Both products of the adapters of a group.
+void time_adapters(Timing& timing, int64_t rows, int64_t inputs,
+                   const std::vector<int64_t>& outputs) {
+  constexpr int64_t kRank = 32;
+  Context& context = timing.context();
+  const auto n = static_cast<double>(rows);
+  int64_t all = 0;
+  for (const int64_t part : outputs) all += part;
+  const auto parts = static_cast<int64_t>(outputs.size());
+  const TensorView x = timing.make(DType::kBF16, Shape{rows, inputs}, 1);
+  const TensorView t = timing.make(DType::kBF16, Shape{rows, parts * kRank}, 1);
+  const TensorView y = timing.make(DType::kBF16, Shape{rows, all}, 1);
+  std::vector<ops::Weight> a, b;
+  for (const int64_t part : outputs) {
+    a.push_back({timing.make(DType::kBF16, Shape{kRank, inputs}, 0.1f), {}});
+    b.push_back({timing.make(DType::kBF16, Shape{part, kRank}, 0.1f), {}});
+  }
+  const auto shape = fmt::format("{} -> {} x {} -> {}", inputs, parts, kRank, all);
+  timing.time("adapters A " + shape, rows,
+              2 * (n * static_cast<double>(inputs + parts * kRank) +
+                   static_cast<double>(parts * kRank * inputs)),
+              [&] { linear(context, {.x = x, .xq = {}, .weights = a, .bias = {}, .y = t}); });
+  timing.time(
+      "adapters B " + shape, rows,
+      2 * (n * static_cast<double>(2 * all + parts * kRank) + static_cast<double>(all * kRank)),
+      [&] {
+        linear(context, {.x = t,
+                         .xq = {},
+                         .weights = b,
+                         .bias = {},
+                         .y = y,
+                         .alpha = 0.01f,
+                         .accumulate = true,
+                         .x_per_weight = true});
+      });
+  timing.clear();
+}
+
 void time_logits(Timing& timing, int64_t rows) {
   constexpr int64_t kColumns = 151936;
   Context& context = timing.context();
@@ -230,6 +268,12 @@ void time_logits(Timing& timing, int64_t rows) {
 int run() {
   Timing timing;
   for (const int64_t rows : {1, 16, 64, 256, 8192}) time_rows(timing, rows);
+  for (const int64_t rows : {1, 16, 64, 256, 8192}) {
+    time_adapters(timing, rows, 4096, {4096, 1024, 1024});
+    time_adapters(timing, rows, 4096, {4096});
+    time_adapters(timing, rows, 4096, {12288, 12288});
+    time_adapters(timing, rows, 12288, {4096});
+  }
   for (const int64_t rows : {1, 16, 64, 256, 512}) time_logits(timing, rows);
   return 0;
 }

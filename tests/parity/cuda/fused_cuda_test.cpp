@@ -235,12 +235,41 @@ struct Cache {
   }
 };
 
+// Sequences that go on where some began, longer and shorter than pages; or single tokens.
+std::vector<int32_t> slots_of(int64_t num_tokens, int64_t num_slots, bool in_runs) {
+  constexpr int32_t kLengths[] = {21, 16, 5, 40, 333, 17, 48, 2};
+  std::vector<int32_t> slots;
+  int32_t slot = 0;
+  for (int run = 0; static_cast<int64_t>(slots.size()) < num_tokens; ++run) {
+    if (in_runs) {
+      slot = (slot + 15) / 16 * 16 + (run % 3 == 2 ? 7 : 0);
+      for (int32_t i = 0; i < kLengths[run % 8]; ++i) slots.push_back(slot++);
+    } else {
+      slots.push_back(run % 6 == 2 ? -1 : static_cast<int32_t>(run * 11 % num_slots));
+    }
+  }
+  slots.resize(static_cast<size_t>(num_tokens));
+  if (in_runs) slots[static_cast<size_t>(num_tokens / 2)] = -1;
+  return slots;
+}
+
 // The default composition, of ops on the device, and each token by itself.
 TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
   constexpr int64_t kPageSize = 16;
-  for (const auto& [width, num_tokens] : std::vector<std::pair<int64_t, int64_t>>{
-           {20, 21}, {64, 21}, {80, 21}, {96, 21}, {128, 21}, {192, 21}, {256, 21}, {128, 1100}}) {
-    const int64_t num_pages = num_tokens / kPageSize + 2, num_slots = num_pages * kPageSize;
+  for (const auto& [width, num_tokens] : std::vector<std::pair<int64_t, int64_t>>{{20, 21},
+                                                                                  {64, 21},
+                                                                                  {80, 21},
+                                                                                  {96, 21},
+                                                                                  {128, 21},
+                                                                                  {192, 21},
+                                                                                  {256, 21},
+                                                                                  {64, 1100},
+                                                                                  {80, 1100},
+                                                                                  {128, 1100},
+                                                                                  {256, 1100}}) {
+    const bool in_runs = num_tokens > 100;
+    const int64_t num_pages = num_tokens / kPageSize * (in_runs ? 2 : 1) + 2;
+    const int64_t num_slots = num_pages * kPageSize;
     for (const auto& [q_heads, kv_heads] :
          std::vector<std::pair<int64_t, int64_t>>{{4, 2}, {9, 3}}) {
       for (const DType cache_dtype : {DType::kE4M3, DType::kBF16}) {
@@ -253,11 +282,9 @@ TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
           const Array q_norm = random_array(DType::kBF16, Shape{width}, 6);
           const Array k_norm = random_array(DType::kBF16, Shape{width}, 7);
           const Array table = random_array(DType::kF32, Shape{64, width}, 8);
-          std::vector<int32_t> positions, slots;
-          for (int32_t t = 0; t < num_tokens; ++t) {
-            positions.push_back(t * 5 % 64);
-            slots.push_back(t % 6 == 2 ? -1 : static_cast<int32_t>(t * 11 % num_slots));
-          }
+          std::vector<int32_t> positions;
+          for (int32_t t = 0; t < num_tokens; ++t) positions.push_back(t * 5 % 64);
+          const std::vector<int32_t> slots = slots_of(num_tokens, num_slots, in_runs);
           const Array positions_array(positions), slots_array(slots);
           const auto args_of = [&](const Array& q, const Array& k, const Cache& cache) {
             return ops::AttentionInputsArgs{.qkv = qkv,

@@ -181,6 +181,34 @@ TEST_F(ProductCuda, WhoeverServesGivesTheOwnKernelsRows) {
   }
 }
 
+// Few outputs of many inputs are summed in segments, by one block or a cluster of them; few inputs
+// give the own kernel's rows.
+TEST_F(ProductCuda, AdaptersRowsDependOnNoOtherToken) {
+  cuda::Context context(0, 0), portable(0, 0);
+  portable.force_portable();
+  constexpr int64_t kTokens[] = {1, 2, 7, 16, 17, 31, 64, 65, 130, 1024, 1025, kMaxTokens};
+  for (const int64_t depth : {8, 16, 24, 40, 64, 128, 1024, 1032, 4096, 12288}) {
+    const bool segmented = depth >= 1024;
+    for (const std::vector<int64_t>& parts :
+         segmented ? std::vector<std::vector<int64_t>>{{32, 32, 32}, {8}, {128, 6}}
+                   : std::vector<std::vector<int64_t>>{{512, 128, 128}, {40}}) {
+      Operands own(context, ProductFormat::kBF16, parts, depth);
+      Operands other(portable, ProductFormat::kBF16, parts, depth);
+      const std::vector<uint64_t> expected =
+          segmented ? own.linear(kMaxTokens) : own.own(kMaxTokens);
+      EXPECT_NE(expected[0], 0u);
+      for (const int64_t tokens : kTokens) {
+        for (Operands* operands : {&own, &other}) {
+          const std::vector<uint64_t> rows = operands->linear(tokens);
+          EXPECT_TRUE(std::equal(rows.begin(), rows.end(), expected.begin()))
+              << "K=" << depth << " N=" << parts[0] << " T=" << tokens
+              << (operands == &own ? "" : " portable");
+        }
+      }
+    }
+  }
+}
+
 // The own kernel's tiles differ by the numbers of tokens and rows.
 TEST_F(ProductCuda, EveryTileOfTheOwnKernelGivesTheSameRows) {
   cuda::Context context(0, 0);

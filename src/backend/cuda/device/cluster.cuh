@@ -41,6 +41,15 @@ __device__ inline uint32_t cluster_largest(uint32_t value) {
   return __reduce_max_sync(kAllLanes, value);
 }
 
+// The float in the place of `own`, in shared memory, of the cluster's block `rank`.
+__device__ inline float load_of_rank(const float* own, int rank) {
+  float value;
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
 // Waits until no block reads this one's value any more.
 __device__ inline void cluster_leave() {
   if (cluster_size() > 1) cluster_wait();
@@ -48,6 +57,9 @@ __device__ inline void cluster_leave() {
 
 #else
 
+__device__ inline void cluster_arrive() { __syncthreads(); }
+__device__ inline void cluster_wait() {}
+__device__ inline float load_of_rank(const float* own, int) { return *own; }
 __device__ inline uint32_t cluster_largest(uint32_t value) { return value; }
 __device__ inline void cluster_leave() {}
 
