@@ -14,7 +14,8 @@ namespace {
 using tensor::DType;
 using tensor::TensorView;
 
-constexpr double kPastCaches = 256e6;  // bytes that the calls of one round read
+// Bytes that the calls of one round read: past a GPU's caches, and past a core's of a CPU.
+constexpr double kPastCaches = 256e6, kPastCachesOfSlow = 32e6;
 
 double token_bytes(const AttentionHeads& heads, bool fp8) {
   const int64_t head = fp8 ? heads.width + 4 : 2 * heads.width;  // codes and a scale
@@ -54,13 +55,24 @@ std::vector<int32_t> page_table(const AttentionCase& shape, int64_t per_sequence
 
 }  // namespace
 
-std::vector<AttentionCase> default_attention_cases() {
+std::vector<AttentionCase> attention_cases(const DeviceLimits& limits) {
   std::vector<AttentionCase> cases;
-  for (const int64_t sequences : {1, 16, 64, 256}) {
-    for (const int64_t context : {500, 1000, 2000}) {
-      cases.push_back({.sequences = sequences, .context = context});
+  const auto decode = [&](const std::vector<int64_t>& counts,
+                          const std::vector<int64_t>& contexts) {
+    for (const int64_t sequences : counts) {
+      for (const int64_t context : contexts) {
+        cases.push_back({.sequences = sequences, .context = context});
+      }
     }
+  };
+  if (limits.slow()) {
+    decode({1, 4, 16}, {500, 1000});
+    cases.push_back({.sequences = 4, .context = 756, .group = 4, .shared = 512});
+    cases.push_back({.sequences = 2, .new_tokens = 128, .context = 128});
+    cases.push_back({.sequences = 1, .new_tokens = 512, .context = 512});
+    return cases;
   }
+  decode({1, 16, 64, 256}, {500, 1000, 2000});
   // 16 prompts of 1,008 tokens (whole pages) with 16 samples each, halfway through 1,000 new ones.
   cases.push_back({.sequences = 256, .context = 1508, .group = 16, .shared = 1008});
   cases.push_back({.sequences = 32, .new_tokens = 512, .context = 512});
@@ -70,7 +82,8 @@ std::vector<AttentionCase> default_attention_cases() {
 }
 
 AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& heads,
-                               const AttentionCase& shape, const AttentionPages& kind) {
+                               const AttentionCase& shape, const AttentionPages& kind,
+                               const DeviceLimits& limits) {
   const int64_t groups = (shape.sequences + shape.group - 1) / shape.group;
   const int64_t pages_each = (shape.context + kind.page_size - 1) / kind.page_size;
   const int64_t shared_pages = shape.shared / kind.page_size;
@@ -85,8 +98,9 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
                        static_cast<double>((first + 1 + shape.context) * shape.new_tokens) / 2;
   row.flops = 4 * pairs * static_cast<double>(heads.query * heads.width);
 
+  const double past_caches = limits.slow() ? kPastCachesOfSlow : kPastCaches;
   const auto calls =
-      static_cast<int64_t>(std::clamp(std::ceil(kPastCaches / row.bytes), 1.0, 256.0));
+      static_cast<int64_t>(std::clamp(std::ceil(past_caches / row.bytes), 1.0, 256.0));
   Operands operands(backend);
   const ops::KvCacheView cache = kind.make(calls * num_pages);
   fill(backend, operands, heads, cache, calls * num_pages * kind.page_size);

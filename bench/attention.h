@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "ops/backend.h"
 
 namespace octet::bench {
@@ -40,11 +41,13 @@ struct AttentionRow {
   double flops = 0;    // of both products over the keys that a query sees
 };
 
-std::vector<AttentionCase> default_attention_cases();
+// Cases that the device measures in seconds: smaller ones where it is slow.
+std::vector<AttentionCase> attention_cases(const DeviceLimits& limits);
 
-// Takes about a tenth of a second. Calls follow each other on different pages, so that none finds
-// its own in a cache.
+// Takes about a tenth of a second, of a slow device a second. Calls follow each other on different
+// pages, so that none finds its own in a cache.
 AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& heads,
-                               const AttentionCase& shape, const AttentionPages& kind);
+                               const AttentionCase& shape, const AttentionPages& kind,
+                               const DeviceLimits& limits);
 
 }  // namespace octet::bench

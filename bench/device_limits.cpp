@@ -60,9 +60,9 @@ double measure_copy_bandwidth(ops::Backend& backend) {
 DeviceLimits measure_device_limits(ops::Backend& backend) {
   // A product of 1,024 tells whether one of 8,192 takes a millisecond or minutes.
   constexpr int64_t kSmall = 1024, kLarge = 8192;
-  constexpr double kManyFlops = 2e13;
-  const int64_t size = product_flops(backend, kSmall, std::nullopt) > kManyFlops ? kLarge : kSmall;
   DeviceLimits limits;
+  limits.bf16_flops = product_flops(backend, kSmall, std::nullopt);
+  const int64_t size = limits.slow() ? kSmall : kLarge;
   limits.copy_bandwidth = measure_copy_bandwidth(backend);
   limits.bf16_flops = product_flops(backend, size, std::nullopt);
   for (const auto granularity : {Granularity::kTensor, Granularity::kRow, Granularity::kBlock}) {

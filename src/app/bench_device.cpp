@@ -70,15 +70,19 @@ int run_bench_attention(const BenchArguments& arguments) {
   const bench::AttentionHeads heads{config.num_attention_heads, config.num_key_value_heads,
                                     config.head_dim};
   const DeviceLimits limits = bench::measure_device_limits(*backend);
+  const std::vector<bench::AttentionCase> cases = bench::attention_cases(limits);
   if (!arguments.json) {
     print_line(describe(*backend, limits));
+    if (limits.slow()) print_line("smaller cases than on a GPU, which take this device seconds");
     print_line(fmt::format("{} query heads, {} of keys and values, width {}", heads.query,
                            heads.key_value, heads.width));
     print_line(fmt::format("{:<32} {:<4} {:>10} {:>8} {:>9} {:>9} {:>9}", "attention", "KV", "us",
                            "GB/s", "of copy", "TFLOP/s", "of BF16"));
   }
   std::vector<std::string> rows;
-  for (const bench::AttentionCase& shape : bench::default_attention_cases()) {
+  observe::Progress progress =
+      progress_bar("bench", 2 * static_cast<int64_t>(cases.size()), "cases");
+  for (const bench::AttentionCase& shape : cases) {
     for (const bool fp8 : {true, false}) {
       std::optional<model::KvStore> store;
       const bench::AttentionPages pages{
@@ -88,8 +92,9 @@ int run_bench_attention(const BenchArguments& arguments) {
                          fp8 ? tensor::DType::kE4M3 : tensor::DType::kBF16, num_pages)
                 .layer(0);
           }};
-      const AttentionRow row = bench::measure_attention(*backend, heads, shape, pages);
+      const AttentionRow row = bench::measure_attention(*backend, heads, shape, pages, limits);
       rows.push_back(json(row, limits));
+      progress.update(static_cast<int64_t>(rows.size()), describe(row));
       if (arguments.json) continue;
       const double bandwidth = row.bytes / row.seconds, flops = row.flops / row.seconds;
       print_line(fmt::format("{:<32} {:<4} {:>10.1f} {:>8.0f} {:>8.1f}% {:>9.1f} {:>8.1f}%",

@@ -1,14 +1,16 @@
 // The attention forward. A sequence with one new token goes by chunks, which are folded afterwards;
 // all others go to the prefill kernels or, where those do not serve, to the tiles' kernel, which
-// walks the chunks in one block of four warps. All kernels of a class do the same arithmetic, row
-// by row: over E4M3 pages on Hopper that of device/attention_codes.cuh, elsewhere that of
-// device/attention_tile.cuh.
+// walks the chunks in one block of four warps; and once more to that one where the prefill over
+// BF16 pages found a NaN, since it alone keeps from a row the values that the row does not see. All
+// kernels of a class do the same arithmetic, row by row: over E4M3 pages on Hopper that of
+// device/attention_codes.cuh, elsewhere that of device/attention_tile.cuh.
 #include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
 #include "backend/cuda/kv_cache.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/quantized_rows.h"
 #include "backend/cuda/status.h"
@@ -24,26 +26,26 @@ constexpr int kMaxGroup = 16;  // query heads of one key/value head that a warp'
 
 constexpr int kWarps = 4;
 constexpr int kTileRows = 16 * kWarps;  // query rows of a block: tokens × heads of the group
+constexpr int kFewBlocks = 32;          // for each key/value head
 
 // Where the tiles of a sequence begin among all blocks: never too close together.
 __device__ int first_tile_of(const AttentionProblem& p, int sequence) {
   return p.query_offsets[sequence] * p.group / kTileRows + sequence;
 }
 
+// The rows of a tile, counted over all sequences, and of a key/value head.
 template <bool kFp8, int kWidth>
-__global__ void __launch_bounds__(32 * kWarps)
-    tiles_kernel(const __grid_constant__ AttentionProblem p) {
+__device__ void take_tile(const AttentionProblem& p, int index, int head, char* shared) {
   using Tile = AttentionTile<kFp8, kWidth>;
-  extern __shared__ __align__(128) char shared[];
-  const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int sequence = 0;
   for (int above = p.num_sequences; above - sequence > 1;) {
     const int middle = (sequence + above) / 2;
-    (first_tile_of(p, middle) <= static_cast<int>(blockIdx.x) ? sequence : above) = middle;
+    (first_tile_of(p, middle) <= index ? sequence : above) = middle;
   }
   const int first_token = p.query_offsets[sequence];
   const int new_tokens = p.query_offsets[sequence + 1] - first_token;
-  const int first_row = (static_cast<int>(blockIdx.x) - first_tile_of(p, sequence)) * kTileRows;
+  const int first_row = (index - first_tile_of(p, sequence)) * kTileRows;
   if (first_row >= new_tokens * p.group || (p.chunked && new_tokens == 1)) return;
   const int first_position = p.context_lengths[sequence] - new_tokens;
   const KeySource keys = keys_of(p, sequence, head);
@@ -94,7 +96,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int tile = begin, stage = 0; tile < limit; tile += kTileKeys, stage ^= 1) {
     load(tile + kTileKeys, stage ^ 1);
     copy_async_wait<1>();
-    Tile::template clear_rest<kWarps>(limit - tile, base + stage * Tile::kStageBytes, warp, lane);
+    Tile::template clear_unseen<kWarps>(0, limit - tile, base + stage * Tile::kStageBytes, warp,
+                                        lane);
     __syncthreads();
     int first[2], last[2];
 #pragma unroll
@@ -106,7 +109,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     typename Tile::Scores scores;
     Tile::multiply_keys(at, lane, q, scores);
     Tile::weigh(at, lane, first, last, factor, state, scores);
-    Tile::add_values(at, lane, first, last, scores, state);
+    Tile::template add_values<true>(at, lane, first, last, scores, state);
     if ((tile + kTileKeys) % kChunkKeys == 0 || tile + kTileKeys >= limit) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -131,6 +134,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int h = 0; h < 2; ++h) {
     if (token[h] < 0) continue;
     Bf16* to = p.out + token[h] * p.out_stride + int64_t{query_head[h]} * keys.width;
+    const float share = share_of(sum[h]);
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
 #pragma unroll
@@ -138,11 +142,36 @@ __global__ void __launch_bounds__(32 * kWarps)
         const int element = Tile::element_of(n, i, lane);
         if (element < keys.width) {
           const float out = folded[32 * (4 * n + 2 * h + i)];
-          store(limit > 0 ? __fdiv_rn(out, sum[h]) : 0.0f, to + element);
+          store(out * share, to + element);
         }
       }
     }
     if (lane % 4 == 0) write_lse(p, token[h], query_head[h], maximum[h], sum[h]);
+  }
+}
+
+// Whether the prefill kernel found a NaN. The last block to ask clears the queue for the next call.
+__device__ bool prefill_found_nan(PrefillQueue& queue) {
+  __shared__ int found;
+  if (threadIdx.x == 0) {
+    found = queue.found_nan;
+    __threadfence();
+    const auto blocks = static_cast<int>(gridDim.x * gridDim.y);
+    if (atomicAdd(&queue.blocks_read, 1) + 1 == blocks) queue = {};
+  }
+  __syncthreads();
+  return found != 0;
+}
+
+template <bool kFp8, int kWidth>
+__global__ void __launch_bounds__(32 * kWarps)
+    tiles_kernel(const __grid_constant__ AttentionProblem p, int num_tiles) {
+  extern __shared__ __align__(128) char shared[];
+  await_predecessor();
+  if (p.prefilled != nullptr && !prefill_found_nan(*p.prefilled)) return;
+  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles;
+       tile += static_cast<int>(gridDim.x)) {
+    take_tile<kFp8, kWidth>(p, tile, blockIdx.y, shared);
   }
 }
 
@@ -154,9 +183,13 @@ void launch_tiles(Context& context, const AttentionProblem& p) {
   static const bool ready = allow_shared(kernel, kSharedBytes);
   (void)ready;
   const int tiles = p.num_tokens * p.group / kTileRows + p.num_sequences;
-  kernel<<<dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(p.keys.heads)), 32 * kWarps,
-           kSharedBytes, context.stream()>>>(p);
-  check_launch("attention");
+  // Few blocks where there is most probably nothing to do.
+  const int blocks = p.prefilled == nullptr ? tiles : std::min(tiles, kFewBlocks);
+  launch("attention", context,
+         {.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.keys.heads)),
+          .num_threads = 32 * kWarps,
+          .shared_bytes = kSharedBytes},
+         kernel, p, tiles);
 }
 
 // Room for the chunks of every sequence.
@@ -270,7 +303,8 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   }
   if (!all_chunked && attention_codes_serve(context, p, args.cache)) {
     attention_prefill_codes(context, p, args.cache);
-  } else if (!all_chunked && (fp8 || !attention_prefill(context, p))) {
+  } else if (!all_chunked) {
+    if (!fp8) attention_prefill(context, p);
     with_kernel_types(fp8, width, [&](auto kernel_fp8, auto kernel_width) {
       launch_tiles<decltype(kernel_fp8)::value, decltype(kernel_width)::value>(context, p);
     });

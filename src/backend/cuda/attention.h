@@ -27,8 +27,9 @@ struct AttentionProblem {
   const int32_t* shared_first;  // or null: nothing is read once for several sequences
   const int32_t* shared_pages;
   int num_sequences, num_tokens, group, window;
-  bool chunked;  // sequences of one token go by chunks and are folded
-  float factor;  // softmax scale × log2 e
+  bool chunked;             // sequences of one token go by chunks and are folded
+  PrefillQueue* prefilled;  // what attention_prefill says of its rows; null: it does not serve
+  float factor;             // softmax scale × log2 e
 
   // Of chunk c of (sequence, query head): (maximum, sum) and the head's values, kWidth floats.
   float2* chunk_stats;
@@ -49,9 +50,10 @@ void attention_chunks(Context& context, const AttentionProblem& p, bool fp8);
 bool attention_decode(Context& context, const AttentionProblem& p, const ops::KvCacheView& cache);
 void attention_decode_codes(Context& context, const AttentionProblem& p,
                             const ops::KvCacheView& cache);
-// The sequences that do not go by chunks, on Hopper: `prefill` over BF16 pages (false: not served),
-// `prefill_codes` where attention_codes_serve.
-bool attention_prefill(Context& context, const AttentionProblem& p);
+// The sequences that do not go by chunks, on Hopper: `prefill_codes` where attention_codes_serve,
+// `prefill` over BF16 pages. Where that one serves, it sets p.prefilled: if a row has a NaN, which
+// may be from a value that the row does not see, all are to be computed once more.
+void attention_prefill(Context& context, AttentionProblem& p);
 void attention_prefill_codes(Context& context, const AttentionProblem& p,
                              const ops::KvCacheView& cache);
 // From chunks to rows of the result, and their codes where it can (then asked for).

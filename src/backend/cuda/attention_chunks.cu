@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(32, kWidth <= 128 ? 10 : 1)
     __syncwarp();
     load_keys(tile + kTileKeys);
     copy_async_wait<1>();
-    Tile::template clear_rest<1>(limit - tile, base, 0, lane);
+    Tile::template clear_unseen<1>(first_key - tile, limit - tile, base, 0, lane);
     __syncwarp();
-    Tile::add_values(shared, lane, first, last, scores, state);
+    Tile::template add_values<false>(shared, lane, first, last, scores, state);
     __syncwarp();
     load_values(tile + kTileKeys);
   }

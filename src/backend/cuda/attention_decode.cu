@@ -43,10 +43,13 @@ __device__ void load_tile(const AttentionProblem& p, const CUtensorMap* map, con
   }
 }
 
-// Values that nobody wrote must not meet a weight of zero.
+// Values outside of keys [first, last] of a tile become zeros: their weight is zero, but what they
+// hold, or what was never written, need not be a number.
 template <class D>
-__device__ void clear_values(char* values, int first, int lane) {
-  for (int r = first + lane / 8; r < kTileKeys; r += 4) {
+__device__ void clear_values(char* values, int first, int last, int lane) {
+  if (first <= 0 && last >= kTileKeys - 1) return;
+  for (int r = lane / 8; r < kTileKeys; r += 4) {
+    if (r >= first && r <= last) continue;
 #pragma unroll
     for (int panel = 0; panel < D::kPanels; ++panel) {
       *reinterpret_cast<uint4*>(values + panel * kPanelBytes + r * 128 + lane % 8 * 16) =
@@ -129,16 +132,16 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     typename D::State state;
     state.clear();
     for (int tile = walk.begin; tile < walk.end; tile += kTileKeys) {
-      const int last = walk.limit - 1 - tile;
+      const int first_seen = walk.first_key - tile, last = walk.limit - 1 - tile;
       float weights[4][2][2];
       Fold folds[2];
       barrier_wait(k_slot.barrier, parity);
       D::multiply_keys(keys, lane, q, weights);
       __syncwarp();
       load_keys();
-      D::weigh(lane, walk.first_key - tile, last, p.factor, state, weights, folds);
+      D::weigh(lane, first_seen, last, p.factor, state, weights, folds);
       barrier_wait(v_slot.barrier, parity);
-      if (last < kTileKeys - 1) clear_values<D>(values, last + 1, lane);
+      clear_values<D>(values, first_seen, last, lane);
       D::add_values(values, lane, weights, folds, state);
       __syncwarp();
       load_values();
@@ -197,12 +200,12 @@ __global__ void __launch_bounds__(128, 1)
       float weights[4][2][2];
       Fold folds[2];
       load_queries<D>(p, walk, lane, q);
-      const int last = walk.limit - 1 - tile;
+      const int first_seen = walk.first_key - tile, last = walk.limit - 1 - tile;
       barrier_wait(k_slot.barrier, parity);
       D::multiply_keys(keys, lane, q, weights);
-      D::weigh(lane, walk.first_key - tile, last, p.factor, state, weights, folds);
+      D::weigh(lane, first_seen, last, p.factor, state, weights, folds);
       barrier_wait(v_slot.barrier, parity);
-      if (last < kTileKeys - 1) clear_values<D>(values, last + 1, lane);
+      clear_values<D>(values, first_seen, last, lane);
       D::add_values(values, lane, weights, folds, state);
       __syncwarp();
       parity ^= 1u;

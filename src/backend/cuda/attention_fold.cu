@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(kMaxThreads)
         for (int e = 0; e < kElements; ++e) result[e] = fold(f, result[e], parts[i].values[e]);
       }
     }
-    if (limit > 0) pairs[0] = rounded_quotients(result, sum);
+    const float share = share_of(sum);
+#pragma unroll
+    for (float& value : result) value *= share;
+    pairs[0] = pack8(result);
     if (p.out != nullptr) store8(pairs[0], p.out + token * p.out_stride + column);
     if (element == 0) write_lse(p, token, head, maximum, sum);
   }

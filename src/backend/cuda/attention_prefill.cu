@@ -8,12 +8,13 @@
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/prefill_consumer.cuh"
 #include "backend/cuda/device/prefill_producer.cuh"
+#include "backend/cuda/launch.cuh"
 
 namespace octet::cuda {
 namespace {
 
 // Of a thread; 128 at the start of four warpgroups.
-constexpr int kProducerRegisters = 40;
+constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 152;
 
 template <int kWidth>
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)
     barrier_fence_init();
   }
   __syncthreads();
+  await_predecessor();
   PrefillSchedule<Layout> schedule(p, shared);
   if (threadIdx.x >= 128 * Layout::kConsumers) {
     give_registers<kProducerRegisters>();
@@ -53,31 +55,32 @@ __global__ void __launch_bounds__(PrefillLayout<kWidth>::kThreads, 1)
 }
 
 template <int kWidth>
-void launch(Context& context, PrefillProblem& p) {
+void launch_width(Context& context, PrefillProblem& p) {
   using Layout = PrefillLayout<kWidth>;
   const auto kernel = prefill_kernel<kWidth>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
   p.num_items = PrefillSchedule<Layout>::num_items(p);
-  p.next_item = context.scratch<int>(kScratchAttention, 1);
-  check(cudaMemsetAsync(p.next_item, 0, sizeof(int), context.stream()), "attention");
+  p.prefilled = context.prefill_queue();
+  p.next_item = &p.prefilled->next_item;
   const auto blocks = static_cast<unsigned>(std::min(p.num_items, context.num_multiprocessors()));
-  kernel<<<blocks, Layout::kThreads, Layout::kBytes, context.stream()>>>(p);
-  check_launch("attention");
+  launch("attention", context,
+         {.grid = dim3(blocks), .num_threads = Layout::kThreads, .shared_bytes = Layout::kBytes},
+         kernel, p);
 }
 
 }  // namespace
 
-bool attention_prefill(Context& context, const AttentionProblem& p) {
+void attention_prefill(Context& context, AttentionProblem& p) {
   const int width = p.keys.width;
   if (context.portable() || (width != 64 && width != 128) || p.keys.page_shift < 4 ||
       int64_t{p.num_tokens} * p.group >= kMostPrefillRows || p.group > 32 || p.q_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.q) % 16 != 0) {
-    return false;
+    return;
   }
   PrefillProblem problem = prefill_problem(p);
-  width == 64 ? launch<64>(context, problem) : launch<128>(context, problem);
-  return true;
+  width == 64 ? launch_width<64>(context, problem) : launch_width<128>(context, problem);
+  p.prefilled = problem.prefilled;
 }
 
 }  // namespace octet::cuda

@@ -21,6 +21,13 @@ struct DeviceCounters {
   unsigned long long elements, saturated, underflowed, not_a_number;
 };
 
+// What the blocks of the prefill attention over BF16 pages hand to each other. All 0 between calls.
+struct PrefillQueue {
+  int next_item;
+  int found_nan;    // not 0: a row has one
+  int blocks_read;  // that know of it
+};
+
 // Scratch of different ops or operands, each valid until the next take of the same slot.
 enum ScratchSlot {
   kScratchWeights,    // transposed or padded weights
@@ -49,6 +56,7 @@ class Context {
   Arena& allocator() { return allocator_; }
   const Arena& allocator() const { return allocator_; }
   DeviceCounters* counters() const { return static_cast<DeviceCounters*>(counters_.data()); }
+  PrefillQueue* prefill_queue() const { return static_cast<PrefillQueue*>(prefill_queue_.data()); }
   LibraryProducts& library() const { return *library_; }
 
   // What the device says is in use, less what was when this object was made.
@@ -100,7 +108,7 @@ class Context {
   Arena allocator_;
   std::array<Arena::Range, kNumScratchSlots> scratch_;
   std::unique_ptr<LibraryProducts> library_;
-  tensor::Buffer counters_;
+  tensor::Buffer counters_, prefill_queue_;
   std::unique_ptr<UploadRing> ring_;  // of large arrays, made when the first one comes
   char* staging_ = nullptr;           // pinned, used as a ring
   int64_t staging_used_ = 0;

@@ -74,8 +74,17 @@ LibraryProducts::LibraryProducts(bool load) {
 
 LibraryProducts::~LibraryProducts() = default;
 
-int64_t LibraryProducts::workspace_bytes() const {
-  return library_ == nullptr ? 0 : LibraryCall::kWorkspaceBytes;
+int64_t LibraryProducts::workspace_bytes(const ops::WorkspaceShape& shape) const {
+  bool any = false;
+  const auto look = [&](const ops::LinearShape& linear, int64_t tokens) {
+    any |= linear.rows * linear.columns >= kSmallestWeight;
+    // Gradients of weights contract over the tokens.
+    const int64_t longest = std::max(linear.rows, linear.columns);
+    any |= shape.training && longest * tokens >= kSmallestWeight;
+  };
+  for (const ops::LinearShape& linear : shape.linears) look(linear, shape.max_tokens);
+  look(shape.head, shape.head_rows);
+  return library_ != nullptr && any ? LibraryCall::kWorkspaceBytes : 0;
 }
 
 int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
@@ -112,10 +121,10 @@ std::string LibraryProducts::choices() const { return file_ == nullptr ? "" : fi
 
 bool LibraryProducts::can_serve(const Product& product) const {
   const ProductWeight& weight = product.weights[0];
-  if (library_ == nullptr || product.bias != nullptr || product.alpha != 1 || product.accumulate ||
-      product.x_is_e5m2 || weight.x_offset != 0 || weight.rows % 16 != 0 ||
-      product.depth % 16 != 0 || product.y_stride % 8 != 0 ||
-      weight.rows * product.depth < kSmallestWeight) {
+  if (library_ == nullptr || product.alpha != 1 || product.accumulate || product.x_is_e5m2 ||
+      (product.bias != nullptr && product.bias_is_bf16 != product.y_is_bf16) ||
+      weight.x_offset != 0 || weight.rows % 16 != 0 || product.depth % 16 != 0 ||
+      product.y_stride % 8 != 0 || weight.rows * product.depth < kSmallestWeight) {
     return false;
   }
   switch (product.format) {
@@ -137,7 +146,7 @@ ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
   if (library_ == nullptr) fail("search for products", "{}", description_);
   std::vector<cublasLtMatmulAlgo_t> seeds;
   for (const auto& [other, plan] : plans_) {
-    ProductKey same = other;
+    ProductKey same = other.first;
     same.tokens = key.tokens;
     if (same == key && plan.library) seeds.push_back(plan.algorithm);
   }
@@ -148,23 +157,35 @@ ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
 
 LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const ProductKey& key,
                                                  const Product& product) {
+  const bool biased = product.bias != nullptr;
   Plan plan;
-  plan.call =
-      std::make_unique<LibraryCall>(*library_, key.format, key.y_is_bf16, key.rows, key.depth);
+  plan.call = std::make_unique<LibraryCall>(*library_, key.format, key.y_is_bf16, key.rows,
+                                            key.depth, biased);
   const auto take = [&](const ProductChoice& choice) {
     plan.library = choice.library;
     std::memcpy(&plan.algorithm, choice.algorithm.data(), sizeof(plan.algorithm));
   };
-  if (const ProductChoice* known = options_.inexact ? nullptr : file(context).find(key)) {
+  const auto holds = [&] { return is_in_class(context, *plan.call, plan.algorithm, product); };
+  const ProductChoice* known = options_.inexact ? nullptr : file(context).find(key);
+  if (known != nullptr) {
     take(*known);
-    if (!plan.library || is_in_class(context, *plan.call, plan.algorithm, product)) return plan;
-    log_warning("product {}: the choice on file gives other bytes here; searching anew",
-                key.to_string());
+    if (!plan.library || holds()) return plan;
   }
-  try {
-    take(search(context, key));
-  } catch (const Error& error) {
-    log_warning("product {}: no search, the own kernel serves: {}", key.to_string(), error.what());
+  if (known == nullptr || !biased) {
+    if (known != nullptr) {
+      log_warning("product {}: the choice on file gives other bytes here; searching anew",
+                  key.to_string());
+    }
+    try {
+      take(search(context, key));
+    } catch (const Error& error) {
+      log_warning("product {}: no search, the own kernel serves: {}", key.to_string(),
+                  error.what());
+      plan.library = false;
+    }
+  }
+  if (biased && plan.library && !holds()) {
+    log_info("product {}: the own kernel serves where there is a bias", key.to_string());
     plan.library = false;
   }
   return plan;
@@ -175,12 +196,13 @@ LibraryProducts::Plan* LibraryProducts::plan_for(Context& context, const Product
   const ProductWeight& weight = product.weights[0];
   const ProductKey key{product.format, product.y_is_bf16, weight.rows, product.depth,
                        token_bucket(product.num_tokens)};
-  auto found = plans_.find(key);
+  const std::pair which(key, product.bias != nullptr);
+  auto found = plans_.find(which);
   if (found == plans_.end()) {
     if (context.is_recording()) return nullptr;
     const int64_t step = product.format == ProductFormat::kBlocks ? kBlockTokens : 1;
     const Product whole = first_tokens(product, product.num_tokens / step * step);
-    found = plans_.emplace(key, make_plan(context, key, whole)).first;
+    found = plans_.emplace(which, make_plan(context, key, whole)).first;
   }
   return found->second.library ? &found->second : nullptr;
 }

@@ -23,8 +23,8 @@ class LibraryProducts {
   // "cuBLASLt 13.1.0", or why there is none.
   const std::string& description() const { return description_; }
 
-  // Of kScratchLibrary; 0 without the library.
-  int64_t workspace_bytes() const;
+  // Of kScratchLibrary; 0 where no product of this shape is large enough for the library.
+  int64_t workspace_bytes(const ops::WorkspaceShape& shape) const;
   // The most that a search takes for its time, of those that products of this shape may still
   // need: for them there is no choice on file.
   int64_t search_bytes(Context& context, const ops::WorkspaceShape& shape);
@@ -47,7 +47,8 @@ class LibraryProducts {
  private:
   struct Plan;
 
-  // The plan for a product of one weight, or null where the own kernel serves.
+  // The plan for a product of one weight, or null where the own kernel serves. One with a bias has
+  // the algorithm of that without, where it adds the bias as the own kernel does.
   Plan* plan_for(Context& context, const Product& product);
   Plan make_plan(Context& context, const ProductKey& key, const Product& product);
   void run_one(Context& context, const Product& product, Plan* plan);
@@ -58,7 +59,7 @@ class LibraryProducts {
   std::string description_;
   SearchOptions options_;
   std::unique_ptr<ProductChoices> file_;
-  std::map<ProductKey, Plan> plans_;
+  std::map<std::pair<ProductKey, bool>, Plan> plans_;  // with a bias or without
 };
 
 }  // namespace octet::cuda

@@ -88,7 +88,7 @@ std::string CublasLt::open() {
 }
 
 LibraryCall::LibraryCall(const CublasLt& library, ProductFormat format, bool y_is_bf16,
-                         int64_t rows, int64_t depth)
+                         int64_t rows, int64_t depth, bool biased)
     : library_(library),
       x_type_(format == ProductFormat::kBF16 ? CUDA_R_16BF : CUDA_R_8F_E4M3),
       y_type_(y_is_bf16 ? CUDA_R_16BF : CUDA_R_32F),
@@ -104,6 +104,10 @@ LibraryCall::LibraryCall(const CublasLt& library, ProductFormat format, bool y_i
                                                     ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
     set_desc(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+  }
+  if (biased) {
+    set_desc(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set_desc(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, y_type_);
   }
   // Numbers of tokens and strides are set before each use.
   const auto n = static_cast<uint64_t>(rows), k = static_cast<uint64_t>(depth);
@@ -144,6 +148,7 @@ void LibraryCall::set(const Product& product, const float* x_scales) {
     set_desc(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight.scales);
     set_desc(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales);
   }
+  if (product.bias != nullptr) set_desc(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
   if (weight.stride != product_.weights[0].stride) set_layout(w_, weight.rows, weight.stride);
   if (product.num_tokens != product_.num_tokens || product.x_stride != product_.x_stride) {
     set_layout(x_, product.num_tokens, product.x_stride);

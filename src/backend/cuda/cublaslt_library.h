@@ -48,7 +48,8 @@ class CublasLt {
   std::string version_;
 };
 
-// One product of a format and a shape in the library's column-major terms: Yᵀ [N, T] = (Wᵀ)ᵀ Xᵀ.
+// One product of a format and a shape in the library's column-major terms: Yᵀ [N, T] = (Wᵀ)ᵀ Xᵀ,
+// with `biased` plus a bias of Y's dtype.
 // The descriptors are made once; pointers, strides and the number of tokens may change between
 // runs.
 class LibraryCall {
@@ -56,7 +57,7 @@ class LibraryCall {
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
   LibraryCall(const CublasLt& library, ProductFormat format, bool y_is_bf16, int64_t rows,
-              int64_t depth);
+              int64_t depth, bool biased = false);
   ~LibraryCall();
   LibraryCall(const LibraryCall&) = delete;
   LibraryCall& operator=(const LibraryCall&) = delete;

@@ -28,7 +28,7 @@ std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceSha
        4 * s.max_sequences * s.query_heads * divide_up(s.max_context, kChunkKeys) * (width + 2));
   need(kScratchSums, s.head_rows * divide_up(vocab, kSegmentColumns) *
                          static_cast<int64_t>(sizeof(SegmentStats)));
-  need(kScratchLibrary, context.library().workspace_bytes());
+  need(kScratchLibrary, context.library().workspace_bytes(s));
   if (s.block_scales) need(kScratchScales2, 4 * tokens * divide_up(input, kScaleBlock));
   if (s.training) {
     // Transposed operands; groups of at most 128 tokens each padded to 128.

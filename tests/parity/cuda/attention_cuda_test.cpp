@@ -247,14 +247,39 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
 }
 
 TEST_F(AttentionCuda, NanReachesWhomItMay) {
-  for (const int64_t width : {32, 64, 80, 128, 256}) {
-    for (const int64_t window : {0, 20}) {
-      for (const int64_t heads : {4, 40}) {
-        AttentionProblem p = problem(DType::kE4M3);
+  for (const DType cache : {DType::kE4M3, DType::kBF16}) {
+    for (const int64_t width : {32, 64, 80, 128, 256}) {
+      for (const int64_t window : {0, 20}) {
+        for (const int64_t heads : {4, 40}) {
+          AttentionProblem p = problem(cache);
+          p.width = width;
+          p.window = window;
+          p.heads = heads;
+          check_nan_reaches_whom_it_may(gpu(), p);
+        }
+      }
+    }
+  }
+}
+
+// Hopper's kernels and those of every device; groups of heads and pages that go by decoding's
+// chunks, and that do not.
+TEST_F(AttentionCuda, UnseenValuesCountForNothing) {
+  for (ops::Backend* backend : {&gpu(), &portable_gpu()}) {
+    for (const auto& [width, group, page_size] : {std::tuple<int64_t, int64_t, int64_t>{64, 4, 16},
+                                                  {64, 20, 32},
+                                                  {80, 4, 16},
+                                                  {128, 4, 16},
+                                                  {128, 20, 32},
+                                                  {256, 4, 16}}) {
+      for (const int64_t window : {0, 100}) {
+        AttentionProblem p = problem(DType::kBF16);
         p.width = width;
         p.window = window;
-        p.heads = heads;
-        check_nan_reaches_whom_it_may(gpu(), p);
+        p.heads = 2 * group;
+        p.page_size = page_size;
+        check_unseen_values_count_for_nothing(*backend, p);
+        if (HasFatalFailure()) return;
       }
     }
   }

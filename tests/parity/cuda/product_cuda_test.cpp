@@ -44,7 +44,8 @@ class CacheFolder {
 // Operands on the device, the weights of a group side by side.
 class Operands {
  public:
-  Operands(cuda::Context& context, ProductFormat format, std::vector<int64_t> parts, int64_t depth)
+  Operands(cuda::Context& context, ProductFormat format, std::vector<int64_t> parts, int64_t depth,
+           bool biased = false)
       : context_(context), format_(format), parts_(std::move(parts)), depth_(depth) {
     for (const int64_t rows : parts_) rows_ += rows;
     const int64_t chunks = (depth + 127) / 128;
@@ -60,6 +61,10 @@ class Operands {
     } else {
       cuda::fill_codes(context, static_cast<uint8_t*>(weights_.data()), rows_ * depth_, 11);
       cuda::fill_codes(context, static_cast<uint8_t*>(x_.data()), kMaxTokens * depth_, 12);
+    }
+    if (biased) {
+      bias_ = allocate(rows_ * 2);
+      cuda::fill_bf16(context, static_cast<uint16_t*>(bias_.data()), rows_, 15);
     }
     cuda::fill_scales(context, static_cast<float*>(w_scales_.data()), rows_ * chunks, 13);
     cuda::fill_scales(context, static_cast<float*>(x_scales_.data()), kMaxTokens * chunks, 14);
@@ -98,6 +103,7 @@ class Operands {
     ops::LinearArgs args;
     args.weights = weights;
     args.y = TensorView(y_.data(), DType::kBF16, {tokens, rows_});
+    if (!bias_.empty()) args.bias = bias_.view(DType::kBF16, {rows_});
     if (dense) {
       args.x = x;
     } else {
@@ -132,6 +138,8 @@ class Operands {
     product.depth = depth_;
     product.y = y_.data();
     product.y_stride = rows_;
+    product.bias = bias_.data();
+    product.bias_is_bf16 = true;
     cuda::run_own_product(context_, product);
     return digests(tokens);
   }
@@ -143,7 +151,7 @@ class Operands {
   ProductFormat format_;
   std::vector<int64_t> parts_;  // rows of each weight
   int64_t depth_, rows_ = 0;
-  Buffer weights_, x_, y_, w_scales_, x_scales_;
+  Buffer weights_, x_, y_, w_scales_, x_scales_, bias_;
 };
 
 class ProductCuda : public CudaTest {};
@@ -153,15 +161,18 @@ TEST_F(ProductCuda, WhoeverServesGivesTheOwnKernelsRows) {
   // The second time choices come from the file.
   for (int round = 0; round < 2; ++round) {
     cuda::Context context(0, 0);
-    for (const ProductFormat format : kFormats) {
-      Operands operands(context, format, {1024, 256, 256}, 1024);
-      const std::vector<uint64_t> expected = operands.own(kMaxTokens);
-      for (const int64_t tokens : {1,  2,   7,   8,   9,   16,  17,  24,  31,   33,   64,  65,
-                                   72, 128, 200, 256, 511, 512, 520, 525, 1000, 1024, 1100}) {
-        const std::vector<uint64_t> rows = operands.linear(tokens);
-        for (size_t i = 0; i < rows.size(); ++i) {
-          ASSERT_EQ(rows[i], expected[i]) << "format " << static_cast<int>(format) << ", row " << i
-                                          << " of " << tokens << ", round " << round;
+    for (const bool biased : {false, true}) {
+      for (const ProductFormat format : kFormats) {
+        Operands operands(context, format, {1024, 256, 256}, 1024, biased);
+        const std::vector<uint64_t> expected = operands.own(kMaxTokens);
+        for (const int64_t tokens : {1,  2,   7,   8,   9,   16,  17,  24,  31,   33,   64,  65,
+                                     72, 128, 200, 256, 511, 512, 520, 525, 1000, 1024, 1100}) {
+          const std::vector<uint64_t> rows = operands.linear(tokens);
+          for (size_t i = 0; i < rows.size(); ++i) {
+            ASSERT_EQ(rows[i], expected[i])
+                << "format " << static_cast<int>(format) << ", row " << i << " of " << tokens
+                << ", biased " << biased << ", round " << round;
+          }
         }
       }
     }
@@ -243,6 +254,24 @@ TEST_F(ProductCuda, NothingIsSearchedWhileTheStreamIsCaptured) {
       cudaGraphDestroy(graph);
     }
   }
+}
+
+TEST_F(ProductCuda, TheLibrarysWorkspaceIsPlannedWhereItMayServe) {
+  cuda::Context context(0, 0);
+  if (context.library().description().starts_with("no ")) GTEST_SKIP() << "no cuBLASLt";
+  ops::WorkspaceShape shape;
+  shape.max_tokens = 512;
+  shape.linears = {{512, 256}};
+  shape.head = {1000, 256};
+  shape.head_rows = 512;
+  EXPECT_EQ(context.library().workspace_bytes(shape), 0);
+  shape.training = true;  // 1,000 x 512 tokens are small, too
+  EXPECT_EQ(context.library().workspace_bytes(shape), 0);
+  shape.max_tokens = 4096;
+  EXPECT_GT(context.library().workspace_bytes(shape), 0);
+  shape.training = false;
+  shape.linears.push_back({2048, 512});
+  EXPECT_GT(context.library().workspace_bytes(shape), 0);
 }
 
 TEST(ProductChoices, AreKeptByDeviceAndLibrary) {

@@ -292,6 +292,48 @@ inline void check_infinity_stays(ops::Backend& backend, const AttentionProblem& 
   EXPECT_TRUE(run_attention(backend, p, sequences, steps).rows[0] == expected);
 }
 
+// Values that are no finite numbers, here and there: rows that see none of them have the bytes that
+// they have without, as have all other elements, and the others those of decoding, in any chunks.
+inline void check_unseen_values_count_for_nothing(ops::Backend& backend,
+                                                  const AttentionProblem& p) {
+  constexpr int64_t kLength = 330, kElement = 5;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::pair<int64_t, float> marks[] = {{37, kInfinity}, {90, -kInfinity}, {170, kNan},
+                                             {250, 3e38f},    {251, 3e38f},     {261, kInfinity},
+                                             {300, kNan}};
+  std::vector<AttentionSequence> clean, marred;
+  clean.push_back(make_sequence(p, kLength, 1));
+  marred.push_back(make_sequence(p, kLength, 1));
+  for (const auto& [position, value] : marks) {
+    marred[0].v.set((position * p.kv_heads + 1) * p.width + kElement, value);
+  }
+  const AttentionRows expected = run_attention(backend, p, clean, {whole(clean)}).rows[0];
+  std::vector<double> decoded;
+  for (const int64_t chunk : {int64_t{1}, int64_t{7}, int64_t{64}, int64_t{200}, kLength}) {
+    std::vector<std::vector<AttentionPart>> steps;
+    for (int64_t done = 0; done < kLength; done += chunk) {
+      steps.push_back({{0, std::min(chunk, kLength - done)}});
+    }
+    const AttentionRows rows = run_attention(backend, p, marred, steps, 5).rows[0];
+    EXPECT_TRUE(rows.lse == expected.lse) << "chunk " << chunk;
+    if (chunk == 1) decoded = rows.out;
+    for (size_t i = 0; i < rows.out.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / p.width;
+      const int64_t token = row / p.heads, head = row % p.heads / (p.heads / p.kv_heads);
+      const bool sees = std::ranges::any_of(marks, [&](const auto& mark) {
+        return mark.first <= token && (p.window == 0 || token - mark.first < p.window);
+      });
+      const bool marked = sees && head == 1 && static_cast<int64_t>(i) % p.width == kElement;
+      const double other = marked ? decoded[i] : expected.out[i];
+      ASSERT_TRUE(rows.out[i] == other || (std::isnan(rows.out[i]) && std::isnan(other)))
+          << "chunk " << chunk << " window " << p.window << " width " << p.width << " token "
+          << token << " head " << head << " element " << static_cast<int64_t>(i) % p.width << ": "
+          << rows.out[i] << ", not " << other;
+    }
+  }
+}
+
 // Float64: outputs, and where `dout` is given ([length · heads · width]) the gradients; δ =
 // dout·out takes the output that the backward is given.
 struct AttentionReference {

@@ -54,6 +54,13 @@ TEST_P(AttentionTest, NanReachesWhomItMay) {
   }
 }
 
+TEST_P(AttentionTest, UnseenValuesCountForNothing) {
+  for (const int64_t window : {0, 20, 100}) {
+    check_unseen_values_count_for_nothing(
+        *backend_, {.window = window, .dtype = DType::kBF16, .cache = DType::kBF16});
+  }
+}
+
 TEST_P(AttentionTest, InfinityStays) {
   check_infinity_stays(*backend_, {.dtype = DType::kBF16, .cache = DType::kBF16});
 }

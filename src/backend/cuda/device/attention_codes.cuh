@@ -1,7 +1,7 @@
 // What fixes a row's bytes in Hopper's attention over E4M3 pages: both products run on the matrix
 // unit's FP8 path, the queries and the softmax weights as a sum of two E4M3 terms each, so that no
 // code of a page is ever converted. Chunks of 256 keys, each by itself, folded in order into the
-// row (fold_of, fold of attention_tile.cuh).
+// row (fold_of, fold, share_of of attention_tile.cuh).
 //
 //   x = q × 2^query_power; high = x cut to four significant bits, low = x − high (exact for BF16)
 //   s = (low · k + high · k) × key scale: one chain over the head width by steps of 32 for the low

@@ -3,13 +3,16 @@
 // those in order into the row. So any kernel may compute any tile or chunk anywhere.
 //
 //   score = (q · k × key scale) × factor            q · k: an FP32 chain over the head width
-//   m = largest score of the tile; p = 2^(score − m); sums s_r of the p whose key % 8 = r, in order
+//   m = largest score of the tile; p = 2^(score − m), 0 below 2^−126; sums s_r of the p whose
+//   key % 8 = r, in order
 //   BF16:  value = an FP32 chain over the tile's keys of bf16(p) × v
 //   FP8:   weight = p × value scale; up = the power of two that brings the row's largest one into
 //          [1, 2); value = 1 / up × a chain over fp16(weight × up) × v
-//   a key that the row does not see has p = 0 and weight 0, whatever its scales
+//   a key that the row does not see has p = 0 and weight 0, whatever its scales, and counts for
+//   nothing, whatever its value
 //   fold of two states: M = max; old × 2^(M_old − M) + new × 2^(m − M), for value and every s_r
 //   a chunk's sum = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+//   the row = bf16(value × (1 / sum))
 //
 // Keys and BF16 values lie in shared memory as rows of kWidth elements, 16-byte pieces swizzled so
 // that the loads below touch every bank once; FP8 values as in their page, blocks of 16 keys, each
@@ -76,6 +79,44 @@ __device__ inline float fold(const Fold& f, float old_value, float new_value) {
   return fmaf(old_value, f.old_weight, new_value * f.new_weight);
 }
 
+// 1 / sum, by which a row's values are multiplied at the end. A row without keys stays zero.
+__device__ inline float share_of(float sum) { return sum == 0 ? 0.0f : __frcp_rn(sum); }
+
+template <int kCount>
+__device__ inline bool has_nan(const float (&values)[kCount]) {
+  bool result = false;
+#pragma unroll
+  for (const float value : values) result |= isnan(value);
+  return result;
+}
+
+// BF16 weights of a warp's 16 rows × eight elements of a tile's values, row by row, as if what a
+// row does not see were zero: a weight of zero does not hide a value that is no finite number. Row
+// h of the lane sees keys [first[h], last[h]]; value(key) has the bits of the lane's element.
+// Slow, and needed only where the product for all rows gave a NaN.
+template <class Value>
+__device__ void multiply_seen(const uint32_t (&weights)[kTileKeys / 16][4], const int (&first)[2],
+                              const int (&last)[2], int lane, const Value& value,
+                              float (&products)[4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll 1
+    for (int g = 0; g < 8; ++g) {
+      const int from = __shfl_sync(0xFFFFFFFFu, first[h], 4 * g);
+      const int to = __shfl_sync(0xFFFFFFFFu, last[h], 4 * g);
+      const auto seen = [&](int key) { return key >= from && key <= to ? value(key) : 0u; };
+      float row[4] = {};
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+        const int key = 16 * step + 2 * (lane % 4);
+        mma_16x8x16<false>(row, weights[step], seen(key) | seen(key + 1) << 16,
+                           seen(key + 8) | seen(key + 9) << 16);
+      }
+      if (lane / 4 == g) products[2 * h] = row[2 * h], products[2 * h + 1] = row[2 * h + 1];
+    }
+  }
+}
+
 template <bool kFp8, int kWidth>
 struct AttentionTile {
   static constexpr int kElementBytes = kFp8 ? 1 : 2;
@@ -111,7 +152,7 @@ struct AttentionTile {
   };
 
   // Rows of keys or values [begin, begin + 64) below `limit`, and their scales, by `kWarps` warps;
-  // zeros elsewhere, though FP8 values of a block that `limit` cuts need clear_rest.
+  // zeros elsewhere, though FP8 values of a block that `limit` cuts need clear_unseen.
   template <bool kKeys, int kWarps>
   __device__ static void load(const KeySource& source, const PageWindow& window, int begin,
                               int limit, uint32_t stage, int warp, int lane) {
@@ -150,12 +191,19 @@ struct AttentionTile {
     }
   }
 
-  // Clears what FP8 values have beyond the first `count` keys of a tile in the block that this
-  // cuts. After the waiting for `load`, whose threads clear what they copied, and before the
-  // barrier.
+  // Clears the BF16 values of keys before the first that a row sees, the tile's `first`, and what
+  // FP8 values have beyond its first `count` keys in the block that this cuts. After the waiting
+  // for `load`, whose threads clear what they copied, and before the barrier.
   template <int kWarps>
-  __device__ static void clear_rest(int count, uint32_t stage, int warp, int lane) {
-    if constexpr (kFp8) {
+  __device__ static void clear_unseen(int first, int count, uint32_t stage, int warp, int lane) {
+    if constexpr (!kFp8) {
+#pragma unroll 1
+      for (int i = 0; (i * kWarps + warp) * 32 < first * kPieces; ++i) {
+        const int index = (i * kWarps + warp) * 32 + lane, row = index / kPieces;
+        const uint32_t at = stage + kTileBytes + row * kRowBytes;
+        if (row < first) store_shared(at + value_piece(row, index % kPieces) * 16, 0, 0, 0, 0);
+      }
+    } else {
       if (count >= kTileKeys || count % 16 == 0) return;
       const int block = count / 16;
 #pragma unroll 1
@@ -293,7 +341,7 @@ struct AttentionTile {
     for (int j = 0; j < kTileKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        scores[j][e] = exp2_fast(scores[j][e] - shift[e / 2]);
+        scores[j][e] = exp2_flushing(scores[j][e] - shift[e / 2]);
         sum[e / 2][e % 2] += scores[j][e];
       }
     }
@@ -304,7 +352,9 @@ struct AttentionTile {
     }
   }
 
-  // Adds the weighted values to `state`; first and last as for `weigh`.
+  // Adds the weighted values to `state`; first and last as for `weigh`. Unless `kRowsDiffer`, BF16
+  // values that the rows do not see are zeros.
+  template <bool kRowsDiffer>
   __device__ static void add_values(const char* stage, int lane, const int (&first)[2],
                                     const int (&last)[2], Scores& result, RowState<kWidth>& state) {
     const int t = lane % 4;
@@ -373,19 +423,23 @@ struct AttentionTile {
           p[step][r] = pack_bf16(pair[0], pair[1]);
         }
       }
+      [[maybe_unused]] const bool cut =
+          first[0] > 0 || first[1] > 0 || last[0] < kTileKeys - 1 || last[1] < kTileKeys - 1;
 #pragma unroll
       for (int group = 0; group < kWidth / 16; ++group) {
         float tile[2][4] = {};
+        // Two elements of a key.
+        const auto pair_at = [&](int key) {
+          return values + key * kRowBytes + value_piece(key, 2 * group + g / 4) * 16 + g % 4 * 4;
+        };
 #pragma unroll
         for (int step = 0; step < kTileKeys / 16; ++step) {
           uint32_t b[2][2];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const int row = 16 * step + 8 * half + 2 * t;
-            const int at = value_piece(row, 2 * group + g / 4) * 16 + g % 4 * 4;  // both rows
-            const uint32_t w0 = *reinterpret_cast<const uint32_t*>(values + row * kRowBytes + at);
-            const uint32_t w1 =
-                *reinterpret_cast<const uint32_t*>(values + (row + 1) * kRowBytes + at);
+            const char* at = pair_at(16 * step + 8 * half + 2 * t);  // of the next key too
+            const uint32_t w0 = *reinterpret_cast<const uint32_t*>(at);
+            const uint32_t w1 = *reinterpret_cast<const uint32_t*>(at + kRowBytes);
             b[0][half] = __byte_perm(w0, w1, 0x5410);
             b[1][half] = __byte_perm(w0, w1, 0x7632);
           }
@@ -396,6 +450,14 @@ struct AttentionTile {
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+          if constexpr (kRowsDiffer) {
+            if (__any_sync(0xFFFFFFFFu, cut && has_nan(tile[i]))) {
+              const auto value = [&](int key) -> uint32_t {
+                return reinterpret_cast<const uint16_t*>(pair_at(key))[i];
+              };
+              multiply_seen(p, first, last, lane, value, tile[i]);
+            }
+          }
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             float& out = state.out[2 * group + i][e];

@@ -149,7 +149,7 @@ struct Decode {
       for (int h = 0; h < 2; ++h) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          weights[b][h][e] = exp2_fast(weights[b][h][e] - shift[e]);
+          weights[b][h][e] = exp2_flushing(weights[b][h][e] - shift[e]);
           sum[e] += weights[b][h][e];
         }
       }

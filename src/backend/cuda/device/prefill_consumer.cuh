@@ -53,6 +53,7 @@ class PrefillConsumer : public PrefillRows<PrefillLayout<kWidth>> {
       }
     }
     skip_tiles(tile, item.limit);
+    if (has_nan(out_)) this->p_.prefilled->found_nan = 1;
   }
 
  private:
@@ -163,52 +164,31 @@ class PrefillConsumer : public PrefillRows<PrefillLayout<kWidth>> {
         }
       }
     }
-    // The fast exponential is exact where no weight is subnormal.
-    float shift[2];
-    bool in_range = !masked;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest[4], least[4];  // side by side, lest each waits for the one before
+      float largest[4];  // side by side, lest each waits for the one before
 #pragma unroll
-      for (int i = 0; i < 4; ++i) largest[i] = least[i] = scores_[i / 2 * 4 + 2 * h + i % 2];
-#pragma unroll
-      for (int i = 4; i < 16; ++i) {
+      for (int i = 0; i < 16; ++i) {
         const float score = scores_[i / 2 * 4 + 2 * h + i % 2];
-        largest[i % 4] = fmaxf(largest[i % 4], score);
-        least[i % 4] = fminf(least[i % 4], score);
+        largest[i % 4] = i < 4 ? score : fmaxf(largest[i % 4], score);
       }
       const float maximum = quad_max(
           fmaxf(fmaxf(largest[0], largest[1]), fmaxf(fmaxf(largest[2], largest[3]), -INFINITY)));
-      const float minimum = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
-      shift[h] = maximum == -INFINITY ? 0.0f : maximum;
-      in_range &= minimum - maximum >= -126.0f;
+      const float shift = maximum == -INFINITY ? 0.0f : maximum;
       const Fold folding = this->fold_seen(maximum_[h], maximum);
       maximum_[h] = folding.maximum;
       old_weight_[h] = folding.old_weight;
       new_weight_[h] = folding.new_weight;
-    }
-    if (__all_sync(0xFFFFFFFFu, in_range)) {
-      weigh_columns<true>(shift);
-    } else {
-      weigh_columns<false>(shift);
-    }
-  }
-
-  template <bool kInRange>  // no weight is zero or subnormal
-  __device__ void weigh_columns(const float (&shift)[2]) {
-    float sum[2][2] = {};
+      float sum[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int h = i % 4 / 2;
-      const float x = scores_[i] - shift[h];
-      scores_[i] = kInRange ? exp2_flushing(x) : exp2_fast(x);
-      sum[h][i % 2] += scores_[i];
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
+      for (int i = 0; i < 16; ++i) {
+        float& score = scores_[i / 2 * 4 + 2 * h + i % 2];
+        score = exp2_flushing(score - shift);
+        sum[i % 2] += score;
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        sum_[h][i] = fmaf(sum_[h][i], old_weight_[h], sum[h][i] * new_weight_[h]);
+        sum_[h][i] = fmaf(sum_[h][i], folding.old_weight, sum[i] * folding.new_weight);
       }
     }
 #pragma unroll

@@ -61,16 +61,14 @@ class PrefillRows {
     const uint32_t staged = staging();
     warpgroup_sync(1 + group_);  // the queries are no longer used
     const uint32_t own = staged + lane_ / 4 * (2 * kWidth) + lane_ % 4 * 4;
-    divide(0);
-    divide(1);
-    __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const float share = share_of(total_sum_[h]);
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
         const int piece = j / 8 * 8 + (j % 8 ^ lane_ / 4);
         store_shared(own + piece * 16 + h * (16 * kWidth),
-                     pack_bf16(out_[4 * j + 2 * h], out_[4 * j + 2 * h + 1]));
+                     pack_bf16(out_[4 * j + 2 * h] * share, out_[4 * j + 2 * h + 1] * share));
       }
       if (lane_ % 4 == 0 && row_of(first_row, h) <= item.last_row) {
         const PrefillRow to = row_at(item, row_of(first_row, h));
@@ -142,34 +140,6 @@ class PrefillRows {
   }
   // Where the queries of the warp's rows lay.
   __device__ uint32_t staging() const { return query_tile() + warp_ * (16 * kWidth * 2); }
-  // Row h's results by its sum, as division rounds: a quotient within two units of its last place,
-  // and the remainder times the reciprocal (Markstein).
-  __device__ void divide(int h) {
-    if (total_sum_[h] == 0) return;  // there are no keys: zeros
-    const float sum = total_sum_[h], reciprocal = __frcp_rn(sum);
-    bool usual = sum >= 0x1p-60f && sum <= 0x1p60f;
-#pragma unroll
-    for (int i = 0; i < kOut / 2; ++i) {
-      const float x = out_[i / 2 * 4 + 2 * h + i % 2];
-      usual &= (fabsf(x) >= 0x1p-60f && fabsf(x) <= 0x1p60f) || __float_as_uint(x) == 0;
-    }
-    if (usual) {
-#pragma unroll
-      for (int i = 0; i < kOut / 2; ++i) {
-        float& x = out_[i / 2 * 4 + 2 * h + i % 2];
-        const float quotient = x * reciprocal;
-        x = fmaf(fmaf(-quotient, sum, x), reciprocal, quotient);
-      }
-    } else {
-      auto* by_lane = reinterpret_cast<float*>(shared_ + (staging() - base_)) + lane_;
-#pragma unroll
-      for (int i = 0; i < kOut / 2; ++i) by_lane[32 * i] = out_[i / 2 * 4 + 2 * h + i % 2];
-#pragma unroll 1
-      for (int i = 0; i < kOut / 2; ++i) by_lane[32 * i] = __fdiv_rn(by_lane[32 * i], sum);
-#pragma unroll
-      for (int i = 0; i < kOut / 2; ++i) out_[i / 2 * 4 + 2 * h + i % 2] = by_lane[32 * i];
-    }
-  }
 };
 
 }  // namespace octet::cuda

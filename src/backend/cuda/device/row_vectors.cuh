@@ -33,24 +33,6 @@ __device__ inline uint4 pack8(const float (&values)[8]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// bf16(value / divisor), by IEEE division. A product with the reciprocal is within two units of the
-// quotient's last place: where both sides of that round to the same BF16, it serves.
-__device__ inline uint4 rounded_quotients(const float (&values)[8], float divisor) {
-  const float reciprocal = __frcp_rn(divisor);
-  float quotients[8];
-  unsigned nearest = divisor >= 0x1p-60f && divisor <= 0x1p60f ? ~0u : 0u;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    quotients[i] = values[i] * reciprocal;
-    nearest = min(nearest, (__float_as_uint(quotients[i]) - 0x7FFCu) & 0xFFFFu);
-  }
-  if (nearest <= 8) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) quotients[i] = __fdiv_rn(values[i], divisor);
-  }
-  return pack8(quotients);
-}
-
 __device__ inline float add_squares(const uint4& pairs, float sum) {
   float values[8];
   unpack8(pairs, values);
