@@ -42,22 +42,29 @@ struct DecodeCodes {
   static constexpr int kQueryBytes = kRows * kWidth;  // of one term
   static constexpr int kWeightBytes = kRows * kChunkKeys;
 
-  // Where things lie in a stage, which holds all that a chunk needs. The weights' two terms lie
-  // over the keys, once the scores are there.
+  // Where things lie in a stage, which holds all that a chunk needs. Once the scores are there, the
+  // weights' two terms lie over scales and queries where these are as large; or they, and the sums,
+  // over the first keys, whose blocks are then lost.
   static constexpr int kKeys = 0;                        // 256 rows, swizzled
   static constexpr int kValues = kBlocks * kBlockBytes;  // blocks [kWidth][16]
   static constexpr int kKeyScales = 2 * kValues;
   static constexpr int kValueScales = kKeyScales + kChunkKeys * 4;
   static constexpr int kLowQueries = kValueScales + kChunkKeys * 4;
   static constexpr int kHighQueries = kLowQueries + kQueryBytes;
-  static constexpr int kSums = kHighQueries + kQueryBytes;   // [warp][row][key % 8]
-  static constexpr int kMaxima = kSums + 4 * kRows * 8 * 4;  // [row][warp]
-  static constexpr int kLargest = kMaxima + kRows * 4 * 4;   // value scales, [warp]
-  static constexpr int kTargets = kLargest + 16;             // chunk_index or −1
+  static constexpr int kMaxima = kHighQueries + kQueryBytes;  // [row][warp]
+  static constexpr int kLargest = kMaxima + kRows * 4 * 4;    // value scales, [warp]
+  static constexpr int kTargets = kLargest + 16;              // chunk_index or −1
   static constexpr int kFactors = kTargets + kRows * 8;
   static constexpr int kChunk = kFactors + kRows * 4;
-  static constexpr int kStageBytes = (kChunk + 16 + 1023) / 1024 * 1024;
-  static_assert(2 * kWeightBytes <= kValues);
+  static constexpr bool kKeepsKeys = 2 * kWeightBytes <= kMaxima - kKeyScales;
+  static constexpr int kWeights = kKeepsKeys ? kKeyScales : kKeys;
+  static constexpr int kSumsBytes = 4 * kRows * 8 * 4;  // [warp][row][key % 8]
+  static constexpr int kSums = kKeepsKeys ? kChunk + 16 : kKeys + 2 * kWeightBytes;
+  static constexpr int kBytes = kKeepsKeys ? kSums + kSumsBytes : kChunk + 16;
+  static constexpr int kStageBytes = (kBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kKeysLost =
+      kKeepsKeys ? 0 : (1u << (kSums + kSumsBytes + kBlockBytes - 1) / kBlockBytes) - 1;
+  static_assert(kKeepsKeys || kSums + kSumsBytes <= kValues);
 
   // Keys: rows of kWidth bytes, swizzled as wide as that.
   __device__ static Operand key_operand(uint32_t address) {
@@ -95,10 +102,12 @@ struct DecodeCodes {
   }
 
   // The chunk's state for all rows, to chunk_stats and chunk_values, by a warpgroup whose barrier
-  // is `barrier`; `release` runs when nothing of the stage is needed any more.
-  template <class Release>
+  // is `barrier`. `wait_values` waits for the values; `release_keys` runs when the keys are no
+  // longer needed, `release` when nothing of the stage is.
+  template <class ReleaseKeys, class WaitValues, class Release>
   __device__ static void attend(char* stage, uint32_t stage_address, float2* chunk_stats,
-                                float* chunk_values, int barrier, const Release& release) {
+                                float* chunk_values, int barrier, const ReleaseKeys& release_keys,
+                                const WaitValues& wait_values, const Release& release) {
     const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, t = lane % 4;
     // Known to be one for all lanes, and not ahead of time.
@@ -128,7 +137,6 @@ struct DecodeCodes {
     float k_scale[4][2], v_scale[4][2], largest = 0;
     uint32_t seen = 0xFF;  // bit 2 b + h
     if (!chunk.whole()) {
-      clear_values(stage + kValues, chunk, thread);
       seen = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -151,6 +159,7 @@ struct DecodeCodes {
     wgmma_wait<0>();
 #pragma unroll
     for (auto& scores : s) wgmma_hold(scores);
+    if constexpr (kKeepsKeys) release_keys();
     auto* const maxima = reinterpret_cast<float*>(stage + kMaxima);
 #pragma unroll
     for (int column = 0; column < kRows / 4; ++column) {  // 8 j + 2 t + e
@@ -182,7 +191,7 @@ struct DecodeCodes {
     // side by side, one with even g the high ones.
     const bool odd = (g & 1) != 0;
     auto* const sums = reinterpret_cast<float*>(stage + kSums) + warp * kRows * 8 + g;
-    char* const weights = stage + kKeys + (odd ? 0 : kWeightBytes) + g / 2 * 4;
+    char* const weights = stage + kWeights + (odd ? 0 : kWeightBytes) + g / 2 * 4;
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       float factor[2], shift[2], sum[2];
@@ -216,13 +225,15 @@ struct DecodeCodes {
 #pragma unroll
       for (int e = 0; e < 2; ++e) sums[(8 * j + 2 * t + e) * 8] = sum[e];
     }
+    wait_values();
+    if (!chunk.whole()) clear_values(stage + kValues, chunk, thread);
     fence_async_proxy();
     warpgroup_sync(barrier);
 
     float o[kWidth / 64][2][kRows / 2] = {};  // of the first 128 keys, and of the others
     {
       const Operand values = core_operand(address + kValues, 128, kBlockBytes);
-      const Operand weights = core_operand(address + kKeys, 128, kRows * 16);
+      const Operand weights = core_operand(address + kWeights, 128, kRows * 16);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {  // of 32 keys: the low terms', then the high terms'
@@ -267,6 +278,7 @@ struct DecodeCodes {
       wgmma_hold(out[0]);
       wgmma_hold(out[1]);
     }
+    if constexpr (!kKeepsKeys) release_keys();
     release();
 #pragma unroll
     for (int column = 0; column < kRows / 4; ++column) {
