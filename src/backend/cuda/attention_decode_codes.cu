@@ -1,9 +1,8 @@
 // Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences, a few at once.
 // Each of these has a stage of shared memory, which warps of its own fill (the tensor memory
 // accelerator brings keys and values) and a warpgroup works on. Chunks that sequences share go
-// first, in a launch that the other need not wait for.
+// first, in the launch of attention_shared_codes.cu, which this one need not wait for.
 #include <algorithm>
-#include <cstdio>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/attention_shared_codes.h"
@@ -18,7 +17,7 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int kMaxTurns = 8;
+constexpr int kMaxTurns = 8;  // of an item
 constexpr int kBlockKeys = static_cast<int>(ops::kValueBlock);
 
 template <int kWidth, int kRows>
@@ -28,7 +27,9 @@ struct Roles {
   static constexpr int kStages = 3, kLoaders = 2;
   static constexpr int kFirstLoader = 4 * kStages;
   static constexpr int kFirstQueryWarp = kFirstLoader + kStages * kLoaders;
-  static constexpr int kThreads = 32 * (kFirstQueryWarp + kStages);
+  static constexpr int kThreads = 2 * 128 * kStages;  // whole warpgroups; some warps do nothing
+  // Of a thread; 80 at the start.
+  static constexpr int kHelperRegisters = 56, kConsumerRegisters = 104;
   using Codes = DecodeCodes<kWidth, kRows>;
   using Walk = TurnWalk<kStages>;
   static constexpr int kSharedBytes = 1024 + kStages * Codes::kStageBytes +
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
   __shared__ alignas(8) uint64_t barriers[4 * R::kStages];
   const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
   char* const stages = shared + (base - unaligned);
-  int* const shared_items = reinterpret_cast<int*>(stages + R::kStages * R::Codes::kStageBytes);
-  const TurnLists lists{shared_items, shared_items + kMaxDecodeSequences + 1, turns};
+  int* const cut = reinterpret_cast<int*>(stages + R::kStages * R::Codes::kStageBytes);
+  const TurnLists lists{cut, cut + kMaxDecodeSequences + 1, turns};
   lists.count<R::kThreads>(p);
   const auto barriers_of = [&](int i) { return shared_address(barriers + i * R::kStages); };
   const R roles{base,           stages,         barriers_of(0), barriers_of(1),
@@ -245,12 +246,16 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
   __syncthreads();
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < R::kFirstLoader) {
+    take_registers<R::kConsumerRegisters>();
     roles.consume(p, warp / 4);
-  } else if (warp < R::kFirstQueryWarp) {
-    const int loader = warp - R::kFirstLoader;
-    roles.load(p, &k_map, loader / R::kLoaders, loader % R::kLoaders);
   } else {
-    roles.bring_queries(p, warp - R::kFirstQueryWarp);
+    give_registers<R::kHelperRegisters>();
+    const int loader = warp - R::kFirstLoader, query_warp = warp - R::kFirstQueryWarp;
+    if (query_warp < 0) {
+      roles.load(p, &k_map, loader / R::kLoaders, loader % R::kLoaders);
+    } else if (query_warp < R::kStages) {
+      roles.bring_queries(p, query_warp);
+    }
   }
   if (follows) await_predecessor();  // so that what follows this one follows both
 }

@@ -153,7 +153,7 @@ TEST_F(AttentionCuda, ManyTokensEqualDecoding) {
 // Many decoding sequences, some of which begin with the same pages: read once or not, quantised in
 // the same pass or afterwards, the same bytes. A sequence without keys gives zeros.
 TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
-  constexpr int64_t kPages = 1500, kTablePages = 100;
+  constexpr int64_t kPages = 300, kTablePages = 100;
   struct Case {
     int64_t heads, kv_heads, width, sequences;
     uint32_t run;  // sequences that begin alike, about

@@ -29,50 +29,38 @@ struct SharedCodes {
   static constexpr int kQueries = kValues + kChunkKeys * kWidth;
   static constexpr int kKeyScales = kQueries + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kChunkKeys * 4;
-  static constexpr int kTargets = kValueScales + kChunkKeys * 4;  // rows' chunk_index or −1
-  static constexpr int kFactors = kTargets + kRows * 8;           // softmax scale × … of a row
+  static constexpr int kFrom = kValueScales + kChunkKeys * 4;  // rows' queries, elements, or −1
+  static constexpr int kTargets = kFrom + kRows * 8;           // rows' chunk_index of chunk 0
+  static constexpr int kFactors = kTargets + kRows * 8;        // softmax scale × … of a row
   static constexpr int kBytes = kFactors + kRows * 4;
 
   char* shared;
   uint32_t base;
-  // Places eight elements of a row's query, those of its other pieces being with the lanes beside
-  // it; `factor`: softmax scale × log2 e.
-  __device__ void place_query(int row, int piece, const uint4& elements, float factor) const {
-    const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-    float x[8], amax = 0;
+  // Brings the rows' queries as terms, by all threads; `factor`: softmax scale × log2 e.
+  __device__ void place_queries(const Bf16* q, float factor) const {
+    constexpr int kLanes = kWidth / 8, kAtOnce = 128 / kLanes;  // of a row; rows
+    const int thread = static_cast<int>(threadIdx.x), piece = thread % kLanes;
+    uint4 words[kRows / kAtOnce];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      x[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
-      amax = fmaxf(amax, fabsf(x[e]));
+    for (int i = 0; i < kRows / kAtOnce; ++i) {
+      const int row = i * kAtOnce + thread / kLanes;
+      const int64_t from = reinterpret_cast<const int64_t*>(shared + kFrom)[row];
+      words[i] = make_uint4(0, 0, 0, 0);
+      if (from >= 0) words[i] = *reinterpret_cast<const uint4*>(q + from + 8 * piece);
     }
 #pragma unroll
-    for (int offset = 1; offset < kWidth / 8; offset *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-    }
-    const int power = query_power(amax);
-    const float scale = power_of_two(power);
-    uint32_t high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const TermPairs a = e4m3_terms(x[4 * i] * scale, x[4 * i + 1] * scale);
-      const TermPairs b = e4m3_terms(x[4 * i + 2] * scale, x[4 * i + 3] * scale);
-      high[i] = a.high | b.high << 16;
-      low[i] = a.low | b.low << 16;
-    }
-    if (row >= kRows) return;
-    store_shared(query_at(row, 8 * piece), high[0], high[1]);
-    store_shared(query_at(row, kWidth + 8 * piece), low[0], low[1]);
-    if (piece == 0) {
-      reinterpret_cast<float*>(shared + kFactors)[row] = factor * power_of_two(-power);
+    for (int i = 0; i < kRows / kAtOnce; ++i) {
+      place_query(i * kAtOnce + thread / kLanes, piece, words[i], factor);
     }
   }
 
-  // The chunk's state for all rows, to chunk_stats and chunk_values. `release_keys` runs when
-  // keys, queries and what is of the rows are no longer needed, `wait_values` waits for values and
+  // The state of chunk `chunk` for all rows, to chunk_stats and chunk_values. `release_keys` runs
+  // when the keys are no longer needed, `wait_values` waits for values and
   // their scales, `release_values` runs when these are no longer needed.
   template <class ReleaseKeys, class WaitValues, class ReleaseValues>
-  __device__ void attend(float2* chunk_stats, float* chunk_values, const ReleaseKeys& release_keys,
-                         const WaitValues& wait_values, const ReleaseValues& release_values) const {
+  __device__ void attend(int chunk, float2* chunk_stats, float* chunk_values,
+                         const ReleaseKeys& release_keys, const WaitValues& wait_values,
+                         const ReleaseValues& release_values) const {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     float s[2][64];  // halves of the chunk
 #pragma unroll
@@ -111,6 +99,7 @@ struct SharedCodes {
       const int row = 16 * warp + lane / 4 + 8 * h;
       row_factor[h] = reinterpret_cast<const float*>(shared + kFactors)[row];
       target[h] = reinterpret_cast<const int64_t*>(shared + kTargets)[row];
+      if (target[h] >= 0) target[h] += chunk;
       maximum[h] = quad_max(largest[h]) * row_factor[h];
       shift[h] = maximum[h] == -INFINITY ? 0.0f : -maximum[h];
     }
@@ -206,6 +195,35 @@ struct SharedCodes {
   }
 
  private:
+  // Eight elements of a row; its other ones are with the lanes beside this one.
+  __device__ void place_query(int row, int piece, const uint4& elements, float factor) const {
+    const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+    float x[8], amax = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      x[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
+      amax = fmaxf(amax, fabsf(x[e]));
+    }
+#pragma unroll
+    for (int offset = 1; offset < kWidth / 8; offset *= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+    }
+    const int power = query_power(amax);
+    const float scale = power_of_two(power);
+    uint32_t high[2], low[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const TermPairs a = e4m3_terms(x[4 * i] * scale, x[4 * i + 1] * scale);
+      const TermPairs b = e4m3_terms(x[4 * i + 2] * scale, x[4 * i + 3] * scale);
+      high[i] = a.high | b.high << 16;
+      low[i] = a.low | b.low << 16;
+    }
+    store_shared(query_at(row, 8 * piece), high[0], high[1]);
+    store_shared(query_at(row, kWidth + 8 * piece), low[0], low[1]);
+    if (piece == 0) {
+      reinterpret_cast<float*>(shared + kFactors)[row] = factor * power_of_two(-power);
+    }
+  }
   __device__ uint32_t query_at(int row, int column) const {
     return base + kQueries + column / 128 * kSlabBytes + row * 128 +
            ((column % 128 / 16 ^ row % 8) << 4) + column % 16;
