@@ -153,10 +153,17 @@ TEST_F(AttentionCuda, ManyTokensEqualDecoding) {
 // Many decoding sequences, some of which begin with the same pages: read once or not, quantised in
 // the same pass or afterwards, the same bytes. A sequence without keys gives zeros.
 TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
-  constexpr int64_t kPages = 4000, kSequences = 70, kTablePages = 100;
-  for (const DType cache : {DType::kBF16, DType::kE4M3}) {
-    for (const auto& [heads, kv_heads, width] : {std::tuple(8, 2, 128), std::tuple(6, 2, 64),
-                                                 std::tuple(10, 2, 128), std::tuple(4, 1, 80)}) {
+  constexpr int64_t kPages = 300, kTablePages = 100;
+  struct Case {
+    int64_t heads, kv_heads, width, sequences;
+    uint32_t run;  // sequences that begin alike, about
+  };
+  for (const DType cache : {DType::kE4M3, DType::kBF16}) {
+    for (const auto& [heads, kv_heads, width, num_sequences, run_length] :
+         {Case{8, 2, 128, 70, 9}, Case{6, 2, 64, 70, 9}, Case{10, 2, 128, 70, 9},
+          Case{4, 1, 80, 70, 9}, Case{2, 2, 64, 300, 150}, Case{2, 2, 128, 200, 20},
+          Case{8, 2, 128, 300, 40}, Case{14, 2, 64, 100, 40}, Case{16, 2, 128, 100, 3},
+          Case{26, 2, 128, 60, 20}, Case{32, 2, 64, 60, 20}}) {
       const Shape pages{kPages, kv_heads, 16, width};
       Array k(cache, pages), v(cache, pages);
       Array k_scale, v_scale;
@@ -172,10 +179,10 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
 
       RandomSequence random({.seed = 4}, RngUse::kShuffle);
       std::vector<int32_t> offsets{0}, lengths, shared, firsts;
-      Array table(DType::kI32, Shape{kSequences, kTablePages});
-      for (int64_t s = 0; s < kSequences; ++s) {
+      Array table(DType::kI32, Shape{num_sequences, kTablePages});
+      for (int64_t s = 0; s < num_sequences; ++s) {
         // Runs of neighbours share 0 … 60 pages.
-        const bool leads = s == 0 || s + 1 == kSequences || random.next_below(9) == 0;
+        const bool leads = s == 0 || s + 1 == num_sequences || random.next_below(run_length) == 0;
         firsts.push_back(leads ? static_cast<int32_t>(s) : firsts.back());
         shared.push_back(leads ? static_cast<int32_t>(random.next_below(61)) : shared.back());
         for (int64_t i = 0; i < kTablePages; ++i) {
@@ -184,12 +191,13 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
                             ? table.get(at - kTablePages)
                             : static_cast<double>(random.next_below(kPages)));
         }
-        lengths.push_back(static_cast<int32_t>(16 * shared.back() + 1 + random.next_below(600)));
+        lengths.push_back(static_cast<int32_t>(16 * shared.back() + 1 +
+                                               random.next_below(s % 3 == 0 ? 20 : 600)));
         offsets.push_back(static_cast<int32_t>(s + 1));
       }
       lengths.back() = 0;
       shared.back() = 0;
-      const Array q = random_array(DType::kBF16, Shape{kSequences, heads, width}, 3);
+      const Array q = random_array(DType::kBF16, Shape{num_sequences, heads, width}, 3);
       const Array offsets_array(offsets), lengths_array(lengths);
       const Array firsts_array(firsts), shared_array(shared);
       const int64_t columns = heads * width;
@@ -199,10 +207,10 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
           Array out, lse, codes, scales;
         };
         const auto run = [&](bool share, bool fuse) {
-          Result r{Array(DType::kBF16, Shape{kSequences, heads, width}),
-                   Array(DType::kF32, Shape{kSequences, heads}),
-                   Array(DType::kE4M3, Shape{kSequences, columns}),
-                   Array(DType::kF32, tensor::scale_shape(granularity, kSequences, columns))};
+          Result r{Array(DType::kBF16, Shape{num_sequences, heads, width}),
+                   Array(DType::kF32, Shape{num_sequences, heads}),
+                   Array(DType::kE4M3, Shape{num_sequences, columns}),
+                   Array(DType::kF32, tensor::scale_shape(granularity, num_sequences, columns))};
           ops::AttentionArgs args{.q = q,
                                   .cache = {k, v, k_scale, v_scale},
                                   .batch = {offsets_array, lengths_array, table, 1, 1600},
@@ -218,7 +226,7 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
           if (fuse) args.quantized = output;
           gpu().attention(args);
           if (!fuse) {
-            gpu().quantize({.x = r.out.view().reshaped(Shape{kSequences, columns}),
+            gpu().quantize({.x = r.out.view().reshaped(Shape{num_sequences, columns}),
                             .column_scale = {},
                             .out = output.out});
           }
@@ -239,7 +247,7 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
           EXPECT_TRUE(r->scales.bytes() == plain.scales.bytes()) << what;
         }
         for (int64_t i = 0; i < columns; ++i) {
-          ASSERT_EQ(plain.out.get((kSequences - 1) * columns + i), 0);
+          ASSERT_EQ(plain.out.get((num_sequences - 1) * columns + i), 0);
         }
       }
     }

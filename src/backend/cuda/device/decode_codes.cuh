@@ -1,6 +1,7 @@
 // Decoding's arithmetic over E4M3 pages, to the bytes of attention_codes.cuh: a warpgroup takes a
 // chunk of 256 keys, and keys are the wide operand of the matrix unit (S = K Qᵀ, O = Vᵀ Wᵀ), so
-// that a query row costs one column.
+// that a query row costs one column. That operand comes from registers: with so few columns reading
+// it is what binds, and so each key and value is read once for the low and the high terms.
 //
 // Lane (g = lane / 4, t = lane % 4) of warp w holds of S the keys 64 b + 16 w + g + 8 h, of O the
 // head elements 64 m + 16 w + g + 8 h, each of the columns 8 j + 2 t + e: accumulators b and m,
@@ -11,7 +12,7 @@
 #include "backend/cuda/device/attention_codes.cuh"
 #include "backend/cuda/device/attention_tile.cuh"
 #include "backend/cuda/device/mbarrier.cuh"
-#include "backend/cuda/device/wgmma.cuh"
+#include "backend/cuda/device/wgmma_attention.cuh"
 #include "ops/attention.h"
 
 namespace octet::cuda {
@@ -42,26 +43,44 @@ struct DecodeCodes {
   static constexpr int kQueryBytes = kRows * kWidth;  // of one term
   static constexpr int kWeightBytes = kRows * kChunkKeys;
 
-  // Where things lie in a stage, which holds all that a chunk needs. The weights' two terms lie
-  // over the keys, once the scores are there.
+  // Where things lie in a stage, which holds all that a chunk needs. Once the scores are there, the
+  // weights' two terms lie over scales and queries where these are as large; or they, and the sums,
+  // over the first keys, whose blocks are then lost.
   static constexpr int kKeys = 0;                        // 256 rows, swizzled
   static constexpr int kValues = kBlocks * kBlockBytes;  // blocks [kWidth][16]
   static constexpr int kKeyScales = 2 * kValues;
   static constexpr int kValueScales = kKeyScales + kChunkKeys * 4;
   static constexpr int kLowQueries = kValueScales + kChunkKeys * 4;
   static constexpr int kHighQueries = kLowQueries + kQueryBytes;
-  static constexpr int kSums = kHighQueries + kQueryBytes;   // [warp][row][key % 8]
-  static constexpr int kMaxima = kSums + 4 * kRows * 8 * 4;  // [row][warp]
-  static constexpr int kLargest = kMaxima + kRows * 4 * 4;   // value scales, [warp]
-  static constexpr int kTargets = kLargest + 16;             // chunk_index or −1
+  static constexpr int kMaxima = kHighQueries + kQueryBytes;  // [row][warp]
+  static constexpr int kLargest = kMaxima + kRows * 4 * 4;    // value scales, [warp]
+  static constexpr int kTargets = kLargest + 16;              // chunk_index or −1
   static constexpr int kFactors = kTargets + kRows * 8;
   static constexpr int kChunk = kFactors + kRows * 4;
-  static constexpr int kStageBytes = (kChunk + 16 + 1023) / 1024 * 1024;
-  static_assert(2 * kWeightBytes <= kValues);
+  static constexpr bool kKeepsKeys = 2 * kWeightBytes <= kMaxima - kKeyScales;
+  static constexpr int kWeights = kKeepsKeys ? kKeyScales : kKeys;
+  static constexpr int kSumsBytes = 4 * kRows * 8 * 4;  // [warp][row][key % 8]
+  static constexpr int kSums = kKeepsKeys ? kChunk + 16 : kKeys + 2 * kWeightBytes;
+  static constexpr int kBytes = kKeepsKeys ? kSums + kSumsBytes : kChunk + 16;
+  static constexpr int kStageBytes = (kBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kKeysLost =
+      kKeepsKeys ? 0 : (1u << (kSums + kSumsBytes + kBlockBytes - 1) / kBlockBytes) - 1;
+  static_assert(kKeepsKeys || kSums + kSumsBytes <= kValues);
 
-  // Keys: rows of kWidth bytes, swizzled as wide as that.
-  __device__ static Operand key_operand(uint32_t address) {
-    return {1u << 16 | address >> 4, (kWidth == 128 ? 1u : 2u) << 30 | 8 * kWidth >> 4};
+  // The lane's part of 16 rows and two neighbouring pieces of 16 bytes, as the matrix unit takes
+  // them from registers: of block `block`'s keys, and of a warp's head elements over the blocks
+  // `block` and the next.
+  __device__ static void load_keys(uint32_t stage, int block, int piece, int lane,
+                                   uint32_t (&to)[4]) {
+    const int row = lane % 16, swizzle = kWidth == 128 ? row % 8 : row / 2 % 4;
+    load_matrices(
+        stage + kKeys + block * kBlockBytes + row * kWidth + (piece + lane / 16 ^ swizzle) * 16,
+        to);
+  }
+  __device__ static void load_values(uint32_t stage, int block, int element, int lane,
+                                     uint32_t (&to)[4]) {
+    load_matrices(stage + kValues + (block + lane / 16) * kBlockBytes + (element + lane % 16) * 16,
+                  to);
   }
   // Core matrices of eight rows of 16 bytes, their distances over rows and over the contraction.
   __device__ static Operand core_operand(uint32_t address, uint32_t over_rows,
@@ -95,10 +114,12 @@ struct DecodeCodes {
   }
 
   // The chunk's state for all rows, to chunk_stats and chunk_values, by a warpgroup whose barrier
-  // is `barrier`; `release` runs when nothing of the stage is needed any more.
-  template <class Release>
+  // is `barrier`. `wait_values` waits for the values; `release_keys` runs when the keys are no
+  // longer needed, `release` when nothing of the stage is.
+  template <class ReleaseKeys, class WaitValues, class Release>
   __device__ static void attend(char* stage, uint32_t stage_address, float2* chunk_stats,
-                                float* chunk_values, int barrier, const Release& release) {
+                                float* chunk_values, int barrier, const ReleaseKeys& release_keys,
+                                const WaitValues& wait_values, const Release& release) {
     const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, t = lane % 4;
     // Known to be one for all lanes, and not ahead of time.
@@ -106,29 +127,35 @@ struct DecodeCodes {
     const CodesChunk chunk = *reinterpret_cast<const CodesChunk*>(stage + kChunk);
     float s[4][kRows / 2] = {};
     {
-      const Operand keys = key_operand(address + kKeys);
       const Operand queries = core_operand(address + kLowQueries, 8 * kWidth, 128);
-      wgmma_fence();
+      uint32_t keys[2][kWidth / 32][4];  // of two tiles of 64, which are multiplied meanwhile
 #pragma unroll
-      for (int step = 0; step < kWidth / 16; ++step) {  // the low terms', then the high terms'
-        const int within = step % (kWidth / 32), term = step / (kWidth / 32);
+      for (int b = 0; b < 4; ++b) {
+        auto& tile = keys[b % 2];
+        if (b >= 2) wgmma_wait<1>();
 #pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          Wgmma<kRows>::template run<Operands::kE4M3>(
-              s[b], keys.at(4 * b * kBlockBytes + 32 * within),
-              queries.at(term * kQueryBytes + 256 * within), step > 0);
+        for (int within = 0; within < kWidth / 32; ++within) {
+          load_keys(address, 4 * b + warp, 2 * within, lane, tile[within]);
         }
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kWidth / 16; ++step) {  // the low terms', then the high terms'
+          const int within = step % (kWidth / 32), term = step / (kWidth / 32);
+          wgmma_codes(s[b], tile[within], queries.at(term * kQueryBytes + 256 * within), step > 0);
+        }
+        wgmma_commit();
       }
-      wgmma_commit();
     }
-
-    // Meanwhile: scales, of what is seen.
+    wgmma_wait<0>();
+#pragma unroll
+    for (auto& scores : s) wgmma_hold(scores);
+    if constexpr (kKeepsKeys) release_keys();
+    // Scales, of what is seen.
     const auto* k_scales = reinterpret_cast<const float*>(stage + kKeyScales) + 16 * warp + g;
     const auto* v_scales = reinterpret_cast<const float*>(stage + kValueScales) + 16 * warp + g;
     float k_scale[4][2], v_scale[4][2], largest = 0;
     uint32_t seen = 0xFF;  // bit 2 b + h
     if (!chunk.whole()) {
-      clear_values(stage + kValues, chunk, thread);
       seen = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -148,9 +175,6 @@ struct DecodeCodes {
     const uint32_t largest_bits = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest));
     if (lane == 0) reinterpret_cast<uint32_t*>(stage + kLargest)[warp] = largest_bits;
 
-    wgmma_wait<0>();
-#pragma unroll
-    for (auto& scores : s) wgmma_hold(scores);
     auto* const maxima = reinterpret_cast<float*>(stage + kMaxima);
 #pragma unroll
     for (int column = 0; column < kRows / 4; ++column) {  // 8 j + 2 t + e
@@ -182,7 +206,7 @@ struct DecodeCodes {
     // side by side, one with even g the high ones.
     const bool odd = (g & 1) != 0;
     auto* const sums = reinterpret_cast<float*>(stage + kSums) + warp * kRows * 8 + g;
-    char* const weights = stage + kKeys + (odd ? 0 : kWeightBytes) + g / 2 * 4;
+    char* const weights = stage + kWeights + (odd ? 0 : kWeightBytes) + g / 2 * 4;
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       float factor[2], shift[2], sum[2];
@@ -216,28 +240,32 @@ struct DecodeCodes {
 #pragma unroll
       for (int e = 0; e < 2; ++e) sums[(8 * j + 2 * t + e) * 8] = sum[e];
     }
+    wait_values();
+    if (!chunk.whole()) clear_values(stage + kValues, chunk, thread);
     fence_async_proxy();
     warpgroup_sync(barrier);
 
     float o[kWidth / 64][2][kRows / 2] = {};  // of the first 128 keys, and of the others
     {
-      const Operand values = core_operand(address + kValues, 128, kBlockBytes);
-      const Operand weights = core_operand(address + kKeys, 128, kRows * 16);
-      wgmma_fence();
+      const Operand weights = core_operand(address + kWeights, 128, kRows * 16);
+      uint32_t values[2][4][4];  // of two sums, which go on meanwhile
 #pragma unroll
-      for (int step = 0; step < 8; ++step) {  // of 32 keys: the low terms', then the high terms'
+      for (int sum = 0; sum < kWidth / 32; ++sum) {
+        const int m = sum / 2, half = sum % 2;
+        if (sum >= 2) wgmma_wait<1>();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int block = 2 * (4 * half + step % 4);
-#pragma unroll
-          for (int m = 0; m < kWidth / 64; ++m) {
-            Wgmma<kRows>::template run<Operands::kE4M3>(
-                o[m][half], values.at(1024 * m + block * kBlockBytes),
-                weights.at(step / 4 * kWeightBytes + block * kRows * 16), step > 0);
-          }
+        for (int step = 0; step < 4; ++step) {
+          load_values(address, 8 * half + 2 * step, 64 * m + 16 * warp, lane, values[half][step]);
         }
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {  // of 32 keys: the low terms', then the high terms'
+          const int block = 8 * half + step % 4 * 2;
+          wgmma_codes(o[m][half], values[half][step % 4],
+                      weights.at(step / 4 * kWeightBytes + block * kRows * 16), step > 0);
+        }
+        wgmma_commit();
       }
-      wgmma_commit();
     }
 
     // Meanwhile: the sums over all keys.
@@ -267,6 +295,7 @@ struct DecodeCodes {
       wgmma_hold(out[0]);
       wgmma_hold(out[1]);
     }
+    if constexpr (!kKeepsKeys) release_keys();
     release();
 #pragma unroll
     for (int column = 0; column < kRows / 4; ++column) {

@@ -8,7 +8,7 @@
 
 namespace octet::cuda {
 
-using DecodeWalk = Walk<8, Chunks::kAll>;
+using DecodeWalk = Walk<8>;
 inline constexpr int kTilePages = kTileKeys / kPageKeys;
 inline constexpr int kPanelBytes = kTileKeys * 128;  // a tile's keys, 128 bytes of each
 

@@ -12,16 +12,15 @@ struct QueryRow {
   int sequence, head;
 };
 
-// Which chunks a walk has: those that neighbouring sequences share, those of one sequence alone.
-enum class Chunks { kAll, kShared, kOwn };
-
-// Rows of neighbouring sequences that share a chunk are taken kRows at a time, a set, by the
-// sequence in which the set begins; a chunk that a sequence has for itself is an item of its own.
+// Rows of neighbouring sequences that share a chunk are taken some at a time, a set, by the
+// sequence in which the set begins: the run's first set that begins in a member or behind it.
 template <int kRows>
 __device__ inline int first_set(const AttentionProblem& p, int member) {
   return (member * p.group + kRows - 1) / kRows;
 }
-template <int kRows, Chunks kChunks>
+
+// A chunk that a sequence has for itself is an item of its own.
+template <int kRows>
 struct ItemCounts {
   int sets, num_shared, own_first, own_end;  // sets of each shared chunk; own chunks
   __device__ ItemCounts(const AttentionProblem& p, int sequence) {
@@ -29,9 +28,9 @@ struct ItemCounts {
     const int shared_chunks = chunks_shared(p, sequence);
     const int member = shared_chunks > 0 ? sequence - p.shared_first[sequence] : 0;
     sets = first_set<kRows>(p, member + 1) - first_set<kRows>(p, member);
-    num_shared = kChunks == Chunks::kOwn ? 0 : shared_chunks * sets;
+    num_shared = shared_chunks * sets;
     own_first = max(chunks.begin, shared_chunks);
-    own_end = kChunks == Chunks::kShared ? own_first : max(chunks.end, own_first);
+    own_end = max(chunks.end, own_first);
   }
   __device__ int total() const { return num_shared + own_end - own_first; }
 };
@@ -42,9 +41,9 @@ __device__ void count_items(const AttentionProblem& p, int* first) {
 }
 
 // A walk over the items: a chunk and a key/value head of up to kRows query rows.
-template <int kRows, Chunks kChunks>
+template <int kRows>
 struct Walk {
-  using Counts = ItemCounts<kRows, kChunks>;
+  using Counts = ItemCounts<kRows>;
 
   int index, sequence, chunk, head;
   int begin, end, limit, first_key;  // keys
