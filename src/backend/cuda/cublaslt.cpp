@@ -92,7 +92,8 @@ int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShap
   const auto look = [&](ProductFormat format, const ops::LinearShape& linear, int64_t max_tokens,
                         bool y_is_bf16) {
     if (library_ == nullptr || linear.rows * linear.columns < kSmallestWeight) return;
-    for (int64_t tokens = 1; tokens <= token_bucket(max_tokens);
+    const int64_t fewest = format == ProductFormat::kBlocks ? kBlockTokens : 1;
+    for (int64_t tokens = token_bucket(fewest); tokens <= token_bucket(max_tokens);
          tokens = token_bucket(tokens + 1)) {
       const ProductKey key{format, y_is_bf16, linear.rows, linear.columns, tokens};
       if (file(context).find(key) == nullptr) most = std::max(most, trial_bytes(context, key));
