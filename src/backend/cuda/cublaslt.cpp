@@ -131,8 +131,8 @@ bool LibraryProducts::can_serve(const Product& product) const {
   switch (product.format) {
     case ProductFormat::kBF16:
       return true;
-    case ProductFormat::kScaled:
-      return weight.scale_stride == 1 && product.x_scale_stride == 1;
+    case ProductFormat::kScaled:  // a scale and a bias may be fused into one rounding there
+      return product.bias == nullptr && weight.scale_stride == 1 && product.x_scale_stride == 1;
     case ProductFormat::kBlocks:
       // Rows of scales must have a length that is a multiple of four.
       return product.depth % 512 == 0 && weight.row_block == 128 && weight.chunk_stride == 1 &&
