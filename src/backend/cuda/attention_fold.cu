@@ -1,5 +1,5 @@
-// From chunks to the rows of single-token sequences: folded in order, divided by the sum, rounded,
-// and quantised where the next product wants codes. A block to each row.
+// From chunks to the rows of single-token sequences: folded in order, by their sum (share_of),
+// rounded, and quantised where the next product wants codes. A block to each row.
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/row_vectors.cuh"

@@ -13,7 +13,6 @@
 namespace octet::cuda {
 namespace {
 
-// The product in units of bytes and tiles, as the kernel reads it.
 // kRows rows of `data` from `first`, kChunks chunks from `chunk`, into tiles one after another;
 // zeros beyond the last row and K.
 template <int kRows, int kChunks, int kThreads>
@@ -239,13 +238,7 @@ void launch(Context& context, Tiles& tiles) {
   static const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes);
   check(status, "linear");
-  int row_tiles = 0, column = 0;
-  for (int i = 0; i < tiles.p.num_weights; ++i) {
-    tiles.first_tile[i] = row_tiles;
-    tiles.first_column[i] = column;
-    row_tiles += static_cast<int>(divide_up(tiles.p.weights[i].rows, kRows));
-    column += static_cast<int>(tiles.p.weights[i].rows);
-  }
+  const int row_tiles = place_tiles(tiles, kRows);
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, kTokens)),
                   static_cast<unsigned>(row_tiles));
   octet::cuda::launch(

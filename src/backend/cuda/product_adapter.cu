@@ -40,18 +40,6 @@ struct Part {
         column(tiles.first_column[part] + first_row) {}
 };
 
-// Fills in the tiles of kColumns outputs; their number.
-int place_tiles(Tiles& tiles) {
-  int count = 0, column = 0;
-  for (int i = 0; i < tiles.p.num_weights; ++i) {
-    tiles.first_tile[i] = count;
-    tiles.first_column[i] = column;
-    count += static_cast<int>(divide_up(tiles.p.weights[i].rows, kColumns));
-    column += static_cast<int>(tiles.p.weights[i].rows);
-  }
-  return count;
-}
-
 // A block takes 16 kTokenWarps tokens, all of K or, in a cluster, every eighth segment of it; its
 // warps share the tokens and the outputs.
 template <int kTokenWarps>
@@ -178,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int kTokenWarps, bool kClustered>
 void launch_narrow(Context& context, Tiles& tiles, int num_segments) {
   using S = NarrowShape<kTokenWarps>;
-  const int num_tiles = place_tiles(tiles);
+  const int num_tiles = place_tiles(tiles, kColumns);
   const auto blocks = static_cast<unsigned>(num_tiles * divide_up(tiles.p.num_tokens, S::kTokens));
   const int num_partials =
       kClustered ? static_cast<int>(divide_up(num_segments, kClusterBlocks)) : 0;
@@ -283,7 +271,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kSteps>
 void launch_shallow(Context& context, Tiles& tiles) {
-  const int num_tiles = place_tiles(tiles);
+  const int num_tiles = place_tiles(tiles, kColumns);
   launch(
       "linear", context,
       {.grid = dim3(static_cast<unsigned>(divide_up(num_tiles, kWarps)),

@@ -12,7 +12,6 @@ namespace {
 
 enum class Inputs { kBF16, kE4M3, kE5M2 };  // of x; weights are BF16 or E4M3
 
-// The product in units of bytes and tiles, as the kernel reads it.
 // A block's work: kRowWarps × kTokenWarps warps, each with kRowTiles × 16 rows of the weight and
 // kTokenTiles × 8 tokens.
 template <int kRowWarps_, int kTokenWarps_, int kRowTiles_, int kTokenTiles_, int kStages_>
@@ -198,13 +197,7 @@ void launch(Context& context, Tiles& tiles) {
   static const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   check(status, "linear");
-  int row_tiles = 0, column = 0;
-  for (int i = 0; i < tiles.p.num_weights; ++i) {
-    tiles.first_tile[i] = row_tiles;
-    tiles.first_column[i] = column;
-    row_tiles += static_cast<int>(divide_up(tiles.p.weights[i].rows, S::kRows));
-    column += static_cast<int>(tiles.p.weights[i].rows);
-  }
+  const int row_tiles = place_tiles(tiles, S::kRows);
   const dim3 grid(static_cast<unsigned>(divide_up(tiles.p.num_tokens, S::kTokens)),
                   static_cast<unsigned>(row_tiles));
   kernel<<<grid, S::kThreads, kSharedBytes, context.stream()>>>(tiles);

@@ -8,6 +8,7 @@ namespace octet::cuda {
 
 inline constexpr int kChunkBytes = 128;  // of K, one row of a tile in shared memory
 
+// The product in units of bytes and tiles, as kernels read it.
 struct Tiles {
   Product p;
   int first_tile[Product::kMaxWeights];    // of a weight, in blocks of rows
@@ -23,6 +24,18 @@ inline Tiles tiles_of(const Product& product) {
   tiles.depth_bytes = static_cast<int>(round_up(product.depth * element_bytes, 16));
   tiles.num_chunks = static_cast<int>(divide_up(tiles.depth_bytes, kChunkBytes));
   return tiles;
+}
+
+// Cuts each weight into tiles of `rows` rows; their number.
+inline int place_tiles(Tiles& tiles, int rows) {
+  int count = 0, column = 0;
+  for (int i = 0; i < tiles.p.num_weights; ++i) {
+    tiles.first_tile[i] = count;
+    tiles.first_column[i] = column;
+    count += static_cast<int>(divide_up(tiles.p.weights[i].rows, rows));
+    column += static_cast<int>(tiles.p.weights[i].rows);
+  }
+  return count;
 }
 
 }  // namespace octet::cuda

@@ -255,15 +255,10 @@ class CodesConsumer : public PrefillRows<Layout> {
     fold_slab(kWidth / 64 - 1, values[0]);
   }
 
-  // The matrix descriptor of an operand from a shared-memory address on: rows of kSwizzle bytes,
-  // swizzled so; or, with 0, core matrices of eight rows of 16 bytes, those of neighbouring rows
-  // side by side. The sum is in units of 16 bytes, as far as it is known beforehand.
+  // The matrix descriptor of an operand from a shared-memory address on.
   template <int kSwizzle>
   __device__ static uint64_t descriptor(uint32_t address, int offset) {
-    constexpr uint64_t kMode = kSwizzle == 128 ? 1 : kSwizzle == 64 ? 2 : 0;
-    constexpr uint64_t kStride = (kSwizzle == 0 ? 128 : 8 * kSwizzle) >> 4;
-    constexpr uint32_t kLeading = kSwizzle == 0 ? Layout::kBlockBytes >> 4 : 1;
-    return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
+    return codes_descriptor<kSwizzle, Layout::kBlockBytes>(address, offset);
   }
   // Floats of the stage, those of the lane's first columns of a tile; the next ones are four on.
   __device__ const float2* columns(int offset, int tile) const {

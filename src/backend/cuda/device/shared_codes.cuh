@@ -229,14 +229,10 @@ struct SharedCodes {
            ((column % 128 / 16 ^ row % 8) << 4) + column % 16;
   }
 
-  // The matrix descriptor of an operand from `offset` on: rows of kSwizzle bytes, swizzled so; or,
-  // with 0, core matrices of eight rows of 16 bytes, those of neighbouring rows side by side.
+  // The matrix descriptor of an operand from `offset` on.
   template <int kSwizzle>
   __device__ uint64_t descriptor(int offset) const {
-    constexpr uint64_t kMode = kSwizzle == 128 ? 1 : kSwizzle == 64 ? 2 : 0;
-    constexpr uint64_t kStride = (kSwizzle == 0 ? 128 : 8 * kSwizzle) >> 4;
-    constexpr uint32_t kLeading = kSwizzle == 0 ? kBlockBytes >> 4 : 1;
-    return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (base >> 4));
+    return codes_descriptor<kSwizzle, kBlockBytes>(base, offset);
   }
   // Scales of half a chunk, from the lane's first columns on; the next ones are four on.
   __device__ const float2* columns(int offset, int half) const {

@@ -67,6 +67,17 @@ __device__ inline void wgmma_codes(float (&d)[8], const uint32_t (&a)[4], uint64
         "+f"(d[7])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
 }
+// The matrix descriptor of codes in shared memory: rows of kSwizzle bytes, swizzled so; or, with 0,
+// core matrices of eight rows of 16 bytes, those of neighbouring rows side by side and kBlockBytes
+// from one 16 tokens to the next. The sum is in units of 16 bytes, as far as it is known
+// beforehand.
+template <int kSwizzle, int kBlockBytes>
+__device__ inline uint64_t codes_descriptor(uint32_t address, int offset) {
+  constexpr uint64_t kMode = kSwizzle == 128 ? 1 : kSwizzle == 64 ? 2 : 0;
+  constexpr uint64_t kStride = (kSwizzle == 0 ? 128 : 8 * kSwizzle) >> 4;
+  constexpr uint32_t kLeading = kSwizzle == 0 ? kBlockBytes >> 4 : 1;
+  return kMode << 62 | kStride << 32 | ((kLeading << 16) + (offset >> 4) + (address >> 4));
+}
 #undef OCTET_D32
 #undef OCTET_OUT32
 
