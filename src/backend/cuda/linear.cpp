@@ -1,4 +1,6 @@
 // The forward product.
+#include <algorithm>
+
 #include "backend/cuda/checks.h"
 #include "backend/cuda/operands.h"
 #include "backend/cuda/ops.h"
@@ -142,7 +144,10 @@ void linear(Context& context, const ops::LinearArgs& args) {
   require_rank(kOp, "x", shaped, 2, 2);
   if (args.x_per_weight) {
     const auto count = static_cast<int64_t>(args.weights.size());
-    if (count > Product::kMaxWeights || args.x.empty() || !is_aligned(args.x) ||
+    const bool segmented = std::ranges::any_of(args.weights, [](const ops::Weight& weight) {
+      return is_segmented(weight.rows(), weight.columns());
+    });
+    if (count > Product::kMaxWeights || args.x.empty() || !is_aligned(args.x) || segmented ||
         args.weights[0].columns() % 8 != 0) {
       return for_each_weight(args, [&](const ops::LinearArgs& part) { linear(context, part); });
     }

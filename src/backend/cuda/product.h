@@ -60,6 +60,7 @@ void run_own_product(Context& context, const Product& product);
 void run_product(Context& context, const Product& product);
 // Whether a BF16 weight [rows, depth] of the forward product is segmented.
 bool is_segmented(int64_t rows, int64_t depth);
+// Needs all x_offset to be 0.
 void run_segmented_product(Context& context, const Product& product);
 // The own kernel's bytes where K is small, an adapter's B; false: not served.
 bool run_shallow_product(Context& context, const Product& product);

@@ -184,7 +184,7 @@ TEST_P(EveryLinearCuda, ARowsBytesDependOnTheRowAlone) {
 
 // Adapters of a group: in one call, what they give one by one, and what the oracle says.
 TEST_F(LinearCuda, EachWeightMayReadItsOwnColumns) {
-  for (const int64_t rank : {32, 5}) {
+  for (const int64_t rank : {32, 5, 1032}) {
     for (const int64_t tokens : {1, 17, 200}) {
       const std::vector<int64_t> outputs = {96, 40, 200};
       const Array x = random_array(DType::kBF16, Shape{tokens, 3 * rank}, 1);
