@@ -121,7 +121,7 @@ std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t attention = policy.model().attention_width();
   const bool fp8 = options.precision.fp8();
-  const ops::WorkspaceShape shape{
+  ops::WorkspaceShape shape{
       .max_tokens = options.max_batch_tokens,
       .max_sequences = options.max_sequences,
       .max_context = options.max_seq_length,
@@ -137,6 +137,12 @@ std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
       .fp8 = fp8,
       .block_scales = fp8 && options.precision.scales == model::WeightScales::kBlock,
       .training = options.training != model::Training::kNone};
+  // Groups with a bias are multiplied part by part (model::Projector).
+  if (config.attention_bias) {
+    shape.linears.push_back({attention, hidden});
+    shape.linears.push_back({config.num_key_value_heads * config.head_dim, hidden});
+  }
+  if (config.mlp_bias) shape.linears.push_back({inner, hidden});
   std::vector<PlanEntry> plan;
   for (const ops::Workspace& workspace : backend.workspaces(shape)) {
     plan.push_back({workspace.label, workspace.num_bytes});
