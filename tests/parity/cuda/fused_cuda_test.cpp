@@ -256,18 +256,19 @@ std::vector<int32_t> slots_of(int64_t num_tokens, int64_t num_slots, bool in_run
 // The default composition, of ops on the device, and each token by itself.
 TEST_F(OpsCudaFused, AttentionInputsEqualTheirParts) {
   constexpr int64_t kPageSize = 16;
-  for (const auto& [width, num_tokens] : std::vector<std::pair<int64_t, int64_t>>{{20, 21},
-                                                                                  {64, 21},
-                                                                                  {80, 21},
-                                                                                  {96, 21},
-                                                                                  {128, 21},
-                                                                                  {192, 21},
-                                                                                  {256, 21},
-                                                                                  {64, 1100},
-                                                                                  {80, 1100},
-                                                                                  {128, 1100},
-                                                                                  {256, 1100}}) {
-    const bool in_runs = num_tokens > 100;
+  for (const auto& [width, num_tokens, in_runs] :
+       std::vector<std::tuple<int64_t, int64_t, bool>>{{20, 21, false},
+                                                       {64, 21, false},
+                                                       {80, 21, false},
+                                                       {96, 21, false},
+                                                       {128, 21, false},
+                                                       {192, 21, false},
+                                                       {256, 21, false},
+                                                       {128, 1100, false},
+                                                       {64, 1100, true},
+                                                       {80, 1100, true},
+                                                       {128, 1100, true},
+                                                       {256, 1100, true}}) {
     const int64_t num_pages = num_tokens / kPageSize * (in_runs ? 2 : 1) + 2;
     const int64_t num_slots = num_pages * kPageSize;
     for (const auto& [q_heads, kv_heads] :
