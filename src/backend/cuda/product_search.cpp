@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/recording.h"
 #include "backend/cuda/status.h"
 #include "backend/cuda/transpose.h"
 #include "backend/cuda/trial.h"
@@ -40,22 +41,6 @@ Event make_event() {
   cudaEvent_t event = nullptr;
   check(cudaEventCreate(&event), "search for products");
   return Event(event);
-}
-
-struct DestroyGraph {
-  void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
-};
-using Graph = std::unique_ptr<CUgraphExec_st, DestroyGraph>;
-Graph record(cudaStream_t stream, const std::function<void()>& body) {
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "search for products");
-  body();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaError_t status = cudaStreamEndCapture(stream, &graph);
-  if (status == cudaSuccess) status = cudaGraphInstantiate(&executable, graph, 0);
-  if (graph != nullptr) cudaGraphDestroy(graph);
-  check(status, "search for products");
-  return Graph(executable);
 }
 
 // The operands of a search, the own kernel's digests, and a stopwatch.
@@ -158,7 +143,9 @@ double Trial::microseconds(int runs, bool recorded, const std::function<void()>&
         if (with_products) body();
       }
     };
-    const Graph graph = recorded ? record(stream, chain) : nullptr;
+    std::string why_not;
+    const Graph graph = recorded ? record_graph(context_, chain, why_not) : nullptr;
+    if (recorded && graph == nullptr) fail("search for products", "no graph: {}", why_not);
     // Long enough that the device finds all runs queued.
     pause_stream(context_, 6000 + 8000 * runs);
     check(cudaEventRecord(begin_.get(), stream), "search for products");
