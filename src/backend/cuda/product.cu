@@ -290,6 +290,7 @@ void launch_any(Context& context, Tiles& tiles) {
 void run_own_product(Context& context, const Product& product) {
   if (product.num_tokens == 0) return;
   if (context.portable()) return run_portable_product(context, product);
+  if (run_wide_product(context, product)) return;
   Tiles tiles = tiles_of(product);
   with_product_types(product, [&](auto format, auto is_e5m2) {
     constexpr ProductFormat kFormat = decltype(format)::value;

@@ -64,6 +64,9 @@ bool is_segmented(int64_t rows, int64_t depth);
 void run_segmented_product(Context& context, const Product& product);
 // The own kernel's bytes where K is small, an adapter's B; false: not served.
 bool run_shallow_product(Context& context, const Product& product);
+// The own kernel's bytes where there are 65 to 1,024 tokens of codes and one weight; false: not
+// served.
+bool run_wide_product(Context& context, const Product& product);
 // The own kernel of every device but Hopper's: 8-bit steps of 32 are summed as its units do it, so
 // the 8-bit formats are a class of their own there.
 void run_portable_product(Context& context, const Product& product);

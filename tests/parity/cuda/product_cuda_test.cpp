@@ -1,8 +1,10 @@
 // Who serves a product changes no byte: whatever is chosen for whatever number of tokens, grouped
 // or not, recorded or not. And the file of choices.
+#include <cmath>
 #include <cstdlib>
 #include <cuda_runtime_api.h>
 #include <filesystem>
+#include <functional>
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/ops.h"
@@ -52,7 +54,7 @@ class Operands {
     const int64_t each = format == ProductFormat::kBF16 ? 2 : 1;
     weights_ = allocate(rows_ * depth_ * each);
     x_ = allocate(kMaxTokens * depth_ * each);
-    y_ = allocate(kMaxTokens * rows_ * 2);
+    y_ = allocate(kMaxTokens * rows_ * 4);
     w_scales_ = allocate(4 * rows_ * chunks);
     x_scales_ = allocate(4 * kMaxTokens * chunks);
     if (each == 2) {
@@ -113,13 +115,21 @@ class Operands {
     }
     cuda::linear(context_, args);
   }
-  std::vector<uint64_t> digests(int64_t tokens) {
-    return cuda::digest_rows(context_, y_.data(), tokens, 2 * rows_, 2 * rows_);
+  std::vector<uint64_t> digests(int64_t tokens, int64_t element_bytes = 2) {
+    const int64_t row_bytes = element_bytes * rows_;
+    return cuda::digest_rows(context_, y_.data(), tokens, row_bytes, row_bytes);
+  }
+  void fill_result() {
+    cuda::fill_bf16(context_, static_cast<uint16_t*>(y_.data()), kMaxTokens * rows_ * 2, 16);
   }
   void clear() { context_.fill_zero(y_.data(), kMaxTokens * rows_ * 2); }
 
   // The same rows from the own kernel alone.
   std::vector<uint64_t> own(int64_t tokens) {
+    cuda::run_own_product(context_, product(tokens));
+    return digests(tokens);
+  }
+  cuda::Product product(int64_t tokens) {
     const bool blocks = format_ == ProductFormat::kBlocks;
     cuda::Product product;
     product.format = format_;
@@ -140,8 +150,7 @@ class Operands {
     product.y_stride = rows_;
     product.bias = bias_.data();
     product.bias_is_bf16 = true;
-    cuda::run_own_product(context_, product);
-    return digests(tokens);
+    return product;
   }
 
  private:
@@ -222,6 +231,53 @@ TEST_F(ProductCuda, EveryTileOfTheOwnKernelGivesTheSameRows) {
           EXPECT_TRUE(std::equal(got.begin(), got.end(), expected.begin()))
               << "format " << static_cast<int>(format) << " N=" << rows << " K=" << depth
               << " T=" << tokens;
+        }
+      }
+    }
+  }
+}
+
+// Many tokens at once, and the same in turns of at most 64, which another kernel serves.
+TEST_F(ProductCuda, ManyTokensOfTheOwnKernelGiveTheRowsOfFew) {
+  using Change = std::function<void(cuda::Product&)>;
+  const std::pair<const char*, Change> changes[] = {
+      {"plain", [](cuda::Product& p) { p.bias = nullptr; }},
+      {"biased", [](cuda::Product& p) { p.alpha = 0.37f; }},
+      {"F32", [](cuda::Product& p) { p.y_is_bf16 = false; }},
+      {"added", [](cuda::Product& p) { p.accumulate = true; }},
+      {"settled", [](cuda::Product& p) { p.bias = nullptr, p.settled = true; }},
+      {"not a number", [](cuda::Product& p) { p.bias = nullptr, p.alpha = std::nanf(""); }},
+      {"E5M2", [](cuda::Product& p) { p.x_is_e5m2 = true; }},
+      {"one scale", [](cuda::Product& p) {
+         p.bias = nullptr;
+         if (p.format == ProductFormat::kScaled) p.weights[0].scale_stride = p.x_scale_stride = 0;
+       }}};
+  cuda::Context context(0, 0);
+  for (const ProductFormat format : {ProductFormat::kScaled, ProductFormat::kBlocks}) {
+    for (const int64_t rows : {40, 1030, 5000}) {
+      for (const int64_t depth : {128, 656, 1536}) {
+        Operands operands(context, format, {rows}, depth, true);
+        for (const auto& [name, change] : changes) {
+          for (const int64_t tokens : {65, 96, 129, 192, 256, 300, 512, 1000}) {
+            cuda::Product product = operands.product(tokens);
+            change(product);
+            const int64_t each = product.y_is_bf16 ? 2 : 4;
+            operands.fill_result();
+            for (int64_t t = 0; t < tokens; t += 64) {
+              cuda::Product part = product;
+              part.num_tokens = std::min<int64_t>(64, tokens - t);
+              part.x = static_cast<const char*>(product.x) + t * product.x_stride;
+              part.x_scales = product.x_scales + t * product.x_scale_stride;
+              part.y = static_cast<char*>(product.y) + t * product.y_stride * each;
+              cuda::run_own_product(context, part);
+            }
+            const std::vector<uint64_t> expected = operands.digests(tokens + 8, each);
+            operands.fill_result();
+            cuda::run_own_product(context, product);
+            ASSERT_EQ(operands.digests(tokens + 8, each), expected)
+                << name << ", format " << static_cast<int>(format) << " N=" << rows
+                << " K=" << depth << " T=" << tokens;
+          }
         }
       }
     }
