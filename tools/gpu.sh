@@ -11,7 +11,7 @@ results=${OCTET_RESULTS:-gpu-results.txt}
 octet=$build/octet
 parity=$build/tests/parity/cuda/cuda_parity_test
 sections=(build test sanitize exactness rollout-bf16 rollout-tensor rollout-channel rollout-block
-  rollout-lora attention kernels products memory load smollm2 peers)
+  rollout-kv rollout-lora attention kernels products memory load smollm2 peers)
 
 usage() { echo "usage: tools/gpu.sh SECTION… of: all ${sections[*]}"; }
 
@@ -69,7 +69,11 @@ rollout-bf16() { rollout --flow bf16 --kv-cache-dtype bf16; }
 rollout-tensor() { rollout --load-in-fp8 tensor; }
 rollout-channel() {
   rollout --load-in-fp8 channel
-  run bench rollout --prompts 256 --load-in-fp8 channel --kv-cache-dtype bf16
+  run bench rollout --prompts 860 --load-in-fp8 channel  # all that fits into 141 GB
+}
+rollout-kv() {  # FP8 weights with BF16 pages, and the other way round
+  rollout --load-in-fp8 channel --kv-cache-dtype bf16
+  rollout --flow bf16 --kv-cache-dtype fp8
 }
 rollout-lora() {  # an adapter of rank 32 on every linear
   local batch

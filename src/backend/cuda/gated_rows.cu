@@ -22,9 +22,10 @@ struct GatedRows {
   QuantizedRows quantized;
 };
 
-// The blocks of one x take a row, a thread kVectors times eight elements of it.
+// The blocks of one x take a row, a thread kVectors times eight elements of it; registers are few
+// enough for several rows of 12,288 to a multiprocessor.
 template <RowScales kScales, int kVectors>
-__global__ void __launch_bounds__(1024) gated_rows_kernel(const GatedRows args) {
+__global__ void __maxnreg__(24 + 8 * kVectors) gated_rows_kernel(const GatedRows args) {
   await_predecessor();
   const int64_t row = blockIdx.x;
   const int step = 8 * static_cast<int>(blockDim.x);

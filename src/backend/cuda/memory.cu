@@ -3,6 +3,7 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/vectors.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
@@ -37,14 +38,26 @@ __global__ void copy_kernel(const uint32_t* from, uint32_t* to, int64_t count) {
   if (i < count) to[i] = from[i];
 }
 
+// A thread takes kCount neighbouring columns; several only where all is BF16.
+template <int kCount>
 __global__ void embedding_kernel(Rows table, int64_t num_rows, const int32_t* ids, Rows out,
                                  int64_t columns, float scale) {
   await_predecessor();
-  const int64_t token = blockIdx.x, i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  const int64_t token = blockIdx.x;
+  const int64_t column = kCount * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
   const int32_t id = ids[token];
-  if (id < -1 || id >= num_rows || i >= columns) return;
-  const float value = id < 0 ? 0.0f : table.array.get(id * table.stride + i) * scale;
-  out.array.set(token * out.stride + i, value);
+  if (id < -1 || id >= num_rows || column >= columns) return;
+  const int64_t from = id * table.stride + column, to = token * out.stride + column;
+  float values[kCount] = {};
+  if constexpr (kCount == 1) {
+    if (id >= 0) values[0] = table.array.get(from) * scale;
+    out.array.set(to, values[0]);
+  } else {
+    if (id >= 0) load_vector(static_cast<const Bf16*>(table.array.data) + from, values);
+#pragma unroll
+    for (float& value : values) value *= scale;
+    store_vector(values, static_cast<Bf16*>(out.array.data) + to);
+  }
 }
 
 // One thread per column, so that tokens add up in their order.
@@ -108,9 +121,12 @@ void embedding(Context& context, const ops::EmbeddingArgs& args) {
   require_shape(kOp, "out", args.out, Shape{num_tokens, width});
   require_vector(kOp, "ids", args.ids, DType::kI32, num_tokens);
   if (num_tokens == 0) return;
+  const bool vectors = args.table.dtype == DType::kBF16 && args.out.dtype == DType::kBF16 &&
+                       takes_vectors(args.table, width, 8) && takes_vectors(args.out, width, 8);
   const dim3 grid(static_cast<unsigned>(num_tokens),
-                  static_cast<unsigned>(divide_up(width, kThreads)));
-  launch(kOp, context, {grid, kThreads}, embedding_kernel, rows_of(args.table), args.table.shape[0],
+                  static_cast<unsigned>(divide_up(width, vectors ? 8 * kThreads : kThreads)));
+  launch(kOp, context, {grid, kThreads}, vectors ? embedding_kernel<8> : embedding_kernel<1>,
+         rows_of(args.table), args.table.shape[0],
          static_cast<const int32_t*>(args.ids.as<int32_t>()), rows_of(args.out), width, args.scale);
 }
 

@@ -166,7 +166,7 @@ bool fused_rms_norm(Context& context, const ops::RmsNormArgs& args) {
   if (rank != 2 || vectors > kMaxThreads * kMaxVectors) return false;
   if (has_branch && !(suits(args.branch, x, width) && suits(args.sum, x, width))) return false;
   if (!takes_quantized(args.quantized, num_rows, width)) return false;
-  const bool many = num_rows >= 8 * context.num_multiprocessors();
+  const bool many = num_rows > context.num_multiprocessors();
   const int per_thread = vectors > 2 * kMaxThreads ? 4 : many || vectors > kMaxThreads ? 2 : 1;
   const auto threads = static_cast<unsigned>(round_up(divide_up(vectors, per_thread), 32));
   const QuantizedRows quantized = quantized_rows(context, args.quantized);

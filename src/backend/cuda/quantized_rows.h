@@ -62,9 +62,7 @@ inline RowShares shares_of(const Context& context, int64_t rows, int64_t width, 
     parts = rows * 4 <= num_multiprocessors ? 8 : rows * 2 <= num_multiprocessors ? 4 : 2;
     per_thread = vectors <= 256 * parts ? 1 : 2;
   } else {
-    per_thread = many || vectors > 2048 || (vectors > 1024 && rows > num_multiprocessors) ? 4
-                 : vectors <= 512                                                         ? 1
-                                                                                          : 2;
+    per_thread = many || vectors > 2048 ? 4 : vectors <= 512 ? 1 : 2;
   }
   return {
       static_cast<int>(per_thread),

@@ -1,4 +1,6 @@
 // Sequences of calls kept as CUDA graphs.
+#include "backend/cuda/recording.h"
+
 #include "backend/cuda/ops.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
@@ -10,53 +12,52 @@ namespace {
 // Empty after the first run, in which products are searched for and scratch grows; then a graph.
 class GraphRecording final : public ops::Recording {
  public:
-  ~GraphRecording() override {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-  }
-  GraphRecording() = default;
-  GraphRecording(const GraphRecording&) = delete;
-  GraphRecording& operator=(const GraphRecording&) = delete;
-
   // Queues the graph; false where there is none.
   bool launch(Context& context) const {
-    if (executable_ == nullptr) return false;
-    check(cudaGraphLaunch(executable_, context.stream()), "CUDA graph");
+    if (graph_ == nullptr) return false;
+    check(cudaGraphLaunch(graph_.get(), context.stream()), "CUDA graph");
     return true;
   }
 
-  // Makes a graph of `body`; false where its calls cannot be recorded. What it points to stays
-  // where it is: scratch grows in place.
+  // Makes a graph of `body`; false where its calls cannot be recorded.
   bool capture(Context& context, const std::function<void()>& body) {
     if (!possible_) return false;
-    // Other streams and threads may go on with whatever they do.
-    check(cudaStreamBeginCapture(context.stream(), cudaStreamCaptureModeRelaxed), "CUDA graph");
     std::string why_not;
-    try {
-      body();
-    } catch (const std::exception& error) {
-      why_not = error.what();
-    }
-    cudaGraph_t graph = nullptr;
-    cudaError_t status = cudaStreamEndCapture(context.stream(), &graph);
-    if (status == cudaSuccess && why_not.empty()) {
-      status = cudaGraphInstantiate(&executable_, graph, 0);
-      if (status != cudaSuccess) executable_ = nullptr;
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    if (executable_ != nullptr) return true;
-    cudaGetLastError();  // what ended the recording is no fault of the calls that follow
-    possible_ = false;
-    log_info("calls that could not be recorded run one by one: {}",
-             why_not.empty() ? cudaGetErrorString(status) : why_not);
-    return false;
+    graph_ = record_graph(context, body, why_not);
+    possible_ = graph_ != nullptr;
+    if (!possible_) log_info("calls that could not be recorded run one by one: {}", why_not);
+    return possible_;
   }
 
  private:
-  cudaGraphExec_t executable_ = nullptr;
+  Graph graph_;
   bool possible_ = true;
 };
 
 }  // namespace
+
+Graph record_graph(Context& context, const std::function<void()>& body, std::string& why_not) {
+  // Other streams and threads may go on with whatever they do.
+  check(cudaStreamBeginCapture(context.stream(), cudaStreamCaptureModeRelaxed), "CUDA graph");
+  try {
+    body();
+  } catch (const std::exception& error) {
+    why_not = error.what();
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaError_t status = cudaStreamEndCapture(context.stream(), &graph);
+  if (status == cudaSuccess && why_not.empty()) {
+    status = cudaGraphInstantiate(&executable, graph, 0);
+    if (status != cudaSuccess) executable = nullptr;
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (executable == nullptr) {
+    cudaGetLastError();  // what ended the recording is no fault of the calls that follow
+    if (why_not.empty()) why_not = cudaGetErrorString(status);
+  }
+  return Graph(executable);
+}
 
 void run_recorded(Context& context, std::unique_ptr<ops::Recording>& recording,
                   const std::function<void()>& body) {

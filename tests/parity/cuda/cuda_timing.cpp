@@ -146,6 +146,10 @@ void time_rows(Timing& timing, int64_t rows) {
   const TensorView x = timing.make(DType::kBF16, Shape{rows, kHidden}, 1);
   const TensorView y = timing.make(DType::kBF16, Shape{rows, kHidden});
   const TensorView weight = timing.make(DType::kBF16, Shape{kHidden}, 1);
+  const TensorView embeddings = timing.make(DType::kBF16, Shape{151936, kHidden}, 1);
+  const TensorView ids = timing.make_ids(rows, 151936);
+  timing.time("embedding", rows, n * kHidden * 4,
+              [&] { embedding(context, {.table = embeddings, .ids = ids, .out = y, .scale = 1}); });
   timing.time("norm alone", rows, n * kHidden * 4,
               [&] { require_fused(fused_rms_norm(context, {.x = x, .weight = weight, .y = y})); });
   const int64_t num_pages = (rows + 15) / 16;

@@ -125,23 +125,24 @@ __device__ inline uint32_t block_largest(uint32_t bits) {
   return __reduce_max_sync(kAllLanes, lane < static_cast<int>(blockDim.x / 32) ? parts[lane] : 0);
 }
 
-// One atomic addition for a block and each kind that occurred. All threads must call.
-template <bool kE5M2>
+// One atomic addition for each kind that occurred: of a warp, or, of kinds that most warps have, of
+// the block, all of whose threads must call.
+template <bool kE5M2, bool kOfWarps = false>
 __device__ void add_counts(const RowEncoder<kE5M2>& encoder, DeviceCounters* counters) {
-  __shared__ unsigned parts[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   unsigned counts = __reduce_add_sync(kAllLanes, encoder.counts());
   if (encoder.not_a_number() > 0) {
     atomicAdd(&counters->not_a_number, static_cast<unsigned long long>(encoder.not_a_number()));
   }
-  if (blockDim.x > 32) {
+  if (!kOfWarps && blockDim.x > 32) {
+    __shared__ unsigned parts[32];
     if (lane == 0) parts[warp] = counts;
     __syncthreads();
     if (warp > 0) return;
     counts =
         __reduce_add_sync(kAllLanes, lane < static_cast<int>(blockDim.x / 32) ? parts[lane] : 0);
   }
-  if (threadIdx.x != 0) return;
+  if (lane != 0) return;
   if (counts % 65536 > 0) {
     atomicAdd(&counters->saturated, static_cast<unsigned long long>(counts % 65536));
   }
@@ -198,7 +199,7 @@ __device__ void quantize_row(const uint4 (&pairs)[kVectors], int64_t row, int fi
     }
     if (column < width) *reinterpret_cast<uint2*>(codes + column) = encoder.encode(pairs[v]);
   }
-  add_counts(encoder, to.counters);
+  add_counts<kE5M2, kScales == RowScales::kPerRow>(encoder, to.counters);
   if (row == 0 && first == 0) {
     atomicAdd(&to.counters->elements, static_cast<unsigned long long>(to.elements));
   }
