@@ -46,17 +46,23 @@ struct Turn {
   __device__ bool empty() const { return end == 0; }
 };
 
-// A warp's walk over the turns of a stage, a worker. Each worker takes an item and then, from the
-// queue, whichever comes next of all. Own items are bound by memory, cut ones by arithmetic and
-// longer: these come among the first half.
+// A warp's walk over the turns of a stage, a worker. Each worker has its first items and then
+// takes, from the queue, whichever comes next of all. Own items are bound by memory, cut ones by
+// arithmetic and longer: these come in between, early.
 class TurnWalk {
   const AttentionProblem& p_;
   const TurnLists lists_;
   int* const queue_;  // 0 before the first worker begins and after the last one ends
-  const int num_workers_, num_cut_, num_items_, period_;
+  const int num_workers_, num_cut_, num_items_;
+  const int period_;                 // the last of so many items is a cut one
+  const int num_given_;              // items that are not in the queue
   int claimed_;                      // of the queue; known to lane 0
   int cut_hint_ = 0, own_hint_ = 0;  // sequences of the last items
   int last_ = -1, leader_ = 0;       // sequences: of the item's last turn, of the run
+
+  // A worker asks for an item two turns before that begins: so many would be taken at once by
+  // whoever is first, and so unevenly among the multiprocessors.
+  static constexpr int kGiven = 3;
 
  public:
   Turn turn{};
@@ -70,7 +76,8 @@ class TurnWalk {
         num_cut_(lists.cut[p.num_sequences] * p.keys.heads),
         num_items_(num_cut_ + lists.own[p.num_sequences] * p.keys.heads),
         period_(max(1, num_items_ / 2 / max(1, num_cut_))),
-        claimed_(worker - num_workers) {}
+        num_given_(num_workers * (num_cut_ == 0 ? kGiven : 1)),
+        claimed_(worker - num_given_) {}
 
   // To the next turn; false: there is none, and what follows is an empty one.
   __device__ bool next() {
@@ -89,10 +96,14 @@ class TurnWalk {
   // To the next item, before its first turn.
   __device__ bool next_item() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int index = num_workers_ + __shfl_sync(0xFFFFFFFFu, claimed_, 0);
-    if (lane == 0 && claimed_ == num_items_ - 1) *queue_ = 0;  // as many claims as items: the last
+    const int index = num_given_ + __shfl_sync(0xFFFFFFFFu, claimed_, 0);
+    // The last claim: each item but the given ones with another given one after them makes one.
+    if (lane == 0 && index == num_items_ + num_workers_ - 1) *queue_ = 0;
     if (index >= num_items_) return false;
-    if (lane == 0) claimed_ = atomicAdd(queue_, 1);
+    if (lane == 0) {
+      const bool given = index + num_workers_ < num_given_;
+      claimed_ = given ? claimed_ + num_workers_ : atomicAdd(queue_, 1);
+    }
     const int before = min(index / period_, num_cut_);
     turn.cut = before < num_cut_ && index % period_ == period_ - 1;
     const int* const list = turn.cut ? lists_.cut : lists_.own;
