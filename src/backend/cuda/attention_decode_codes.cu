@@ -291,11 +291,7 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
     } else if (warp < Shared::kFirstLoader + 4) {
       give_registers<Shared::kLoaderRegisters>();
       const int worker = warp - Shared::kFirstLoader;
-      if (worker < Shared::kWorkers) {
-        roles(worker).load(p, &k_map);
-      } else {
-        roles(worker - Shared::kWorkers).bring_queries(p);
-      }
+      if (worker < Shared::kWorkers) roles(worker).load(p, &k_map);
     } else {
       give_registers<Shared::kIdleRegisters>();
     }

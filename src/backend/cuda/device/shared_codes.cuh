@@ -21,39 +21,36 @@ struct SharedCodes {
   static constexpr int kBlockBytes = 16 * kWidth;
   static constexpr int kSlabBytes = kRows * 128;
 
-  // Shared memory: keys [256][kWidth], rows swizzled as wide as that; values as they lie in their
-  // pages, blocks [kWidth][16]; queries [64][2 kWidth], the high terms of a row before its low
-  // ones, in slabs of 128 columns swizzled by 128; and the next item's rows as they are.
+  // Shared memory of a block: keys [256][kWidth], rows swizzled as wide as that; values as they lie
+  // in their pages, blocks [kWidth][16]; queries [64][2 kWidth], the high terms of a row before its
+  // low ones, in slabs of 128 columns swizzled by 128.
   static constexpr int kKeys = 0;
   static constexpr int kValues = kKeys + kChunkKeys * kWidth;
   static constexpr int kQueries = kValues + kChunkKeys * kWidth;
   static constexpr int kKeyScales = kQueries + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kChunkKeys * 4;
-  static constexpr int kTargets = kValueScales + kChunkKeys * 4;  // chunk_index of chunk 0, or −1
-  static constexpr int kFactors = kTargets + kRows * 8;           // softmax scale × … of a row
-  static constexpr int kNextRows = kFactors + kRows * 4;          // [64][kWidth] BF16
-  static constexpr int kNextTargets = kNextRows + kRows * 2 * kWidth;
-  static constexpr int kNextChunks = kNextTargets + kRows * 8;  // of the item: first and end
-  static constexpr int kBytes = kNextChunks + 8;
+  static constexpr int kFrom = kValueScales + kChunkKeys * 4;  // rows' queries, elements, or −1
+  static constexpr int kTargets = kFrom + kRows * 8;           // rows' chunk_index of chunk 0
+  static constexpr int kFactors = kTargets + kRows * 8;        // softmax scale × … of a row
+  static constexpr int kBytes = kFactors + kRows * 4;
 
   char* shared;
   uint32_t base;
-  // Makes the next item's rows the queries, as terms, by all threads; `factor`: softmax scale ×
-  // log2 e.
-  __device__ void place_queries(float factor) const {
+  // Brings the rows' queries as terms, by all threads; `factor`: softmax scale × log2 e.
+  __device__ void place_queries(const Bf16* q, float factor) const {
     constexpr int kLanes = kWidth / 8, kAtOnce = 128 / kLanes;  // of a row; rows
     const int thread = warpgroup_thread(), piece = thread % kLanes;
+    uint4 words[kRows / kAtOnce];
 #pragma unroll
     for (int i = 0; i < kRows / kAtOnce; ++i) {
       const int row = i * kAtOnce + thread / kLanes;
-      const int64_t target = reinterpret_cast<const int64_t*>(shared + kNextTargets)[row];
-      uint4 words = make_uint4(0, 0, 0, 0);
-      if (target >= 0) {
-        words =
-            *reinterpret_cast<const uint4*>(shared + kNextRows + row * (2 * kWidth) + 16 * piece);
-      }
-      if (piece == 0) reinterpret_cast<int64_t*>(shared + kTargets)[row] = target;
-      place_query(row, piece, words, factor);
+      const int64_t from = reinterpret_cast<const int64_t*>(shared + kFrom)[row];
+      words[i] = make_uint4(0, 0, 0, 0);
+      if (from >= 0) words[i] = *reinterpret_cast<const uint4*>(q + from + 8 * piece);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows / kAtOnce; ++i) {
+      place_query(i * kAtOnce + thread / kLanes, piece, words[i], factor);
     }
   }
 

@@ -54,7 +54,7 @@ struct SharedRoles {
   static constexpr int kFirstLoader = 4 * kWorkers;
   static constexpr int kWorkerBytes = (Codes::kBytes + 1023) / 1024 * 1024;
   static constexpr int kBytes = kWorkers * kWorkerBytes;  // of shared memory
-  static constexpr int kBarriers = 6;                     // of a worker
+  static constexpr int kBarriers = 4;                     // of a worker
   // Of a thread; 80 at the start.
   static constexpr int kConsumerRegisters = 184, kLoaderRegisters = 40, kIdleRegisters = 24;
 
@@ -66,32 +66,24 @@ struct SharedRoles {
   __device__ uint32_t values_full() const { return barriers + 8; }
   __device__ uint32_t keys_empty() const { return barriers + 16; }
   __device__ uint32_t values_empty() const { return barriers + 24; }
-  __device__ uint32_t queries_full() const { return barriers + 32; }
-  __device__ uint32_t queries_empty() const { return barriers + 40; }
 
   __device__ void init_barriers() const {
     barrier_init(keys_full(), 1);
     barrier_init(values_full(), 1);
     barrier_init(keys_empty(), 4);
     barrier_init(values_empty(), 4);
-    barrier_init(queries_full(), 1);
-    barrier_init(queries_empty(), 4);
   }
 
-  // The worker's chunks: as many as the others'.
-  __device__ ChunkRange share(const AttentionProblem& p) const {
-    const int size = list.size(p), each = size / num_workers, rest = size - each * num_workers;
-    const int begin = worker * each + min(worker, rest);
-    return {begin, begin + each + (worker < rest ? 1 : 0)};
-  }
-  // Calls body(item) for the worker's items.
+  // Calls body(item) for the items of the worker, which has as many chunks as the others.
   template <class Body>
   __device__ void for_items(const AttentionProblem& p, const Body& body) const {
-    const ChunkRange chunks = share(p);
-    for (int index = chunks.begin; index < chunks.end;) {
-      const SharedItem item = list.item(p, index, chunks.end - index);
+    const int size = list.size(p), each = size / num_workers, rest = size - each * num_workers;
+    int index = worker * each + min(worker, rest);
+    for (int left = each + (worker < rest ? 1 : 0); left > 0;) {
+      const SharedItem item = list.item(p, index, left);
       body(item);
       index += item.end - item.begin;
+      left -= item.end - item.begin;
     }
   }
 
@@ -137,68 +129,40 @@ struct SharedRoles {
     });
   }
 
-  // A warp brings the items' rows; a lane takes two of them.
-  __device__ void bring_queries(const AttentionProblem& p) const {
-    constexpr int kRowBytes = 2 * kWidth;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    uint32_t parity = 0;
-    for_items(p, [&](const SharedItem& item) {
-      int64_t from[2], target[2];
-      uint32_t num_rows = 0;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = item.first_row + lane + 32 * i, sequence = item.leader + row / p.group;
-        const int head = item.head * p.group + row % p.group;
-        const bool there = sequence < p.num_sequences && p.shared_first[sequence] == item.leader;
-        from[i] = there ? p.query_offsets[sequence] * p.q_stride + int64_t{head} * kWidth : -1;
-        target[i] = there ? chunk_index(p, sequence, head, 0) : -1;
-        num_rows += __popc(__ballot_sync(0xFFFFFFFFu, there));
-      }
-      await_predecessor();
-      barrier_wait(queries_empty(), parity ^ 1);
-      auto* const targets = reinterpret_cast<int64_t*>(codes.shared + Codes::kNextTargets);
-      targets[lane] = target[0];
-      targets[lane + 32] = target[1];
-      if (lane == 0) {
-        *reinterpret_cast<ChunkRange*>(codes.shared + Codes::kNextChunks) = {item.begin, item.end};
-      }
-      __syncwarp();
-      if (lane == 0) barrier_expect(queries_full(), num_rows * kRowBytes);
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (from[i] < 0) continue;
-        bulk_copy(codes.base + Codes::kNextRows + (lane + 32 * i) * kRowBytes, p.q + from[i],
-                  kRowBytes, queries_full());
-      }
-      parity ^= 1;
-    });
-  }
-
   // By a warpgroup, whose own barrier is `sync`.
   __device__ void consume(const AttentionProblem& p, int sync) const {
+    const int thread = static_cast<int>(threadIdx.x) % 128;
     const auto release = [&](uint32_t barrier) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+      if (thread % 32 == 0) barrier_arrive(barrier);
     };
-    const ChunkRange all = share(p);
-    await_predecessor();
-    uint32_t parity = 0, item_parity = 0;
-    for (int left = all.end - all.begin; left > 0; item_parity ^= 1) {
-      barrier_wait(queries_full(), item_parity);
+    uint32_t parity = 0;
+    for_items(p, [&](const SharedItem& item) {
       warpgroup_sync(sync);  // the last item's rows are no longer used
-      codes.place_queries(p.factor);
-      const auto item = *reinterpret_cast<const ChunkRange*>(codes.shared + Codes::kNextChunks);
-      release(queries_empty());
+      if (thread < Codes::kRows) {
+        const int row = item.first_row + thread, sequence = item.leader + row / p.group;
+        const int head = item.head * p.group + row % p.group;
+        int64_t from = -1, target = -1;
+        if (sequence < p.num_sequences && p.shared_first[sequence] == item.leader) {
+          from = p.query_offsets[sequence] * p.q_stride + int64_t{head} * kWidth;
+          target = chunk_index(p, sequence, head, 0);
+        }
+        reinterpret_cast<int64_t*>(codes.shared + Codes::kFrom)[thread] = from;
+        reinterpret_cast<int64_t*>(codes.shared + Codes::kTargets)[thread] = target;
+      }
+      await_predecessor();
+      warpgroup_sync(sync);
+      codes.place_queries(p.q, p.factor);
       fence_async_proxy();
       warpgroup_sync(sync);
-      for (int chunk = item.begin; chunk < item.end; ++chunk, --left, parity ^= 1) {
+      for (int chunk = item.begin; chunk < item.end; ++chunk) {
         barrier_wait(keys_full(), parity);
         codes.attend(
             chunk, p.chunk_stats, p.chunk_values, [&] { release(keys_empty()); },
             [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
+        parity ^= 1;
       }
-    }
+    });
   }
 };
 
