@@ -19,7 +19,7 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kMaxSequences = 1024;  // of a launch
-constexpr int kMaxTurns = 8;         // of an item
+constexpr int kMaxTurns = 6;         // of an item
 constexpr int kBlockKeys = static_cast<int>(ops::kValueBlock);
 
 template <int kWidth, int kRows>
@@ -228,17 +228,16 @@ struct Roles {
 };
 
 // Of a launch's blocks those that take whole shared chunks: as large a part as these have in the
-// work, by what each costs a multiprocessor.
+// work, by what each costs a multiprocessor, and rather too many, since memory bounds the others.
 __device__ int blocks_for_shared(int num_shared, int num_own, int num_cut_turns) {
-  constexpr float kShared = 8, kOwn = 8, kCutTurn = 3;
+  constexpr float kShared = 7, kOwn = 2, kCutTurn = 1;
   if (num_shared == 0) return 0;
   const auto blocks = static_cast<int>(gridDim.x);
   const float shared = kShared * static_cast<float>(num_shared);
   const float others =
       kOwn * static_cast<float>(num_own) + kCutTurn * static_cast<float>(num_cut_turns);
-  const int share =
-      static_cast<int>(ceilf(static_cast<float>(blocks) * (shared / (shared + others))));
-  return others == 0 ? blocks : min(share, blocks - 1);
+  const float share = static_cast<float>(blocks) * (shared / (shared + others));
+  return others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
 }
 
 // `turns`: of an item, at most; `queue`: TurnWalk's.
