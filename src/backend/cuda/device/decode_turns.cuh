@@ -46,9 +46,9 @@ struct Turn {
   __device__ bool empty() const { return end == 0; }
 };
 
-// A warp's walk over the turns of a stage, a worker. Each worker has its first items and then
-// takes, from the queue, whichever comes next of all. Own items are bound by memory, cut ones by
-// arithmetic and longer: these come in between, early.
+// A warp's walk over the turns of a stage, a worker. Its first items are given, and then it takes
+// from the queue whichever comes next of all. Own items are bound by memory, cut ones by arithmetic
+// and longer: these stand between those, in the first half.
 class TurnWalk {
   const AttentionProblem& p_;
   const TurnLists lists_;
@@ -97,7 +97,7 @@ class TurnWalk {
   __device__ bool next_item() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int index = num_given_ + __shfl_sync(0xFFFFFFFFu, claimed_, 0);
-    // The last claim: each item but the given ones with another given one after them makes one.
+    // Each worker gets one index behind the items; after the last of these nobody asks the queue.
     if (lane == 0 && index == num_items_ + num_workers_ - 1) *queue_ = 0;
     if (index >= num_items_) return false;
     if (lane == 0) {
