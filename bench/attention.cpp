@@ -126,7 +126,7 @@ AttentionRow measure_attention(ops::Backend& backend, const AttentionHeads& head
   args.scale = 1 / std::sqrt(static_cast<float>(heads.width));
   args.batch.query_offsets = operands.integers(offsets);
   args.batch.context_lengths = operands.integers(contexts);
-  args.batch.max_query_tokens = shape.new_tokens;
+  args.batch.max_query_tokens = args.batch.min_query_tokens = shape.new_tokens;
   args.batch.max_context = shape.context;
   if (shared_pages > 0) {
     args.batch.shared_first = operands.integers(firsts);

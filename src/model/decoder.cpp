@@ -224,6 +224,7 @@ void Decoder::measure(std::span<const BatchSequence> batch) {
     sequence_offsets_.push_back(sequence_offsets_.back() + static_cast<int32_t>(count));
     ops::AttentionBatch& b = attention_batch_;
     b.max_query_tokens = std::max(b.max_query_tokens, count);
+    b.min_query_tokens = index == 0 ? count : std::min(b.min_query_tokens, count);
     b.max_context = std::max(b.max_context, context);
   }
   attention_batch_.max_shared_pages = std::ranges::max(shared_pages_);

@@ -89,6 +89,7 @@ struct AttentionBatch {
   tensor::TensorView shared_first{};
   tensor::TensorView shared_pages{};
   int64_t max_shared_pages = 0;  // of one sequence, at most
+  int64_t min_query_tokens = 0;  // of one sequence, at least
 };
 
 // out[t, h] = Σ_p softmax_p(scale · q[t, h] · k[p]) v[p], F32 inside, rounded once.

@@ -292,7 +292,7 @@ void attention(Context& context, const ops::AttentionArgs& args) {
   }
   const bool fused = all_chunked && attention_fold_quantizes(p, args.quantized);
   if (fused && !args.quantized.keep_dense) p.out = nullptr;
-  if (p.chunked) {
+  if (p.chunked && args.batch.min_query_tokens <= 1) {
     take_chunks(context, p, args.batch.max_context);
     if (attention_codes_serve(context, p, args.cache)) {
       attention_decode_codes(context, p, args.cache);

@@ -45,8 +45,7 @@ struct CodesLayout {
   static constexpr int kPower = kReadyScales + kStages * kScaleBytes;
   static constexpr int kTileTops = kPower + kStages * 4;
   static constexpr int kOnPage = kTileTops + kStages * 4 * (kChunkKeys / kTileKeys);
-  static constexpr int kFactors = kOnPage + kStages * 4;
-  static constexpr int kItems = kFactors + kRows * 4;
+  static constexpr int kItems = kOnPage + kStages * 4;
   // Barriers of a stage: keys and values have come, values are ready, it may be overwritten.
   static constexpr int kKeysHere = kItems + kItemSlots * 32;
   static constexpr int kKeysEmpty = kKeysHere + kStages * 8;

@@ -18,6 +18,7 @@ class CodesConsumer : public PrefillRows<Layout> {
       Rows::total_sum_;
 
   RingPlace<Layout::kStages> place_;
+  float next_factor_[2];  // of the item whose queries are placed
   // Of the chunk: scores of each half, then softmax weights; then those' terms, by step of 32 keys.
   float scores_[kTiles / 2][64];
   uint32_t weights_[kTiles][2][2][4];  // tile, term (low, high), step
@@ -25,23 +26,28 @@ class CodesConsumer : public PrefillRows<Layout> {
  public:
   using Rows::Rows;
 
-  // All items of the block. The next one's queries come while an item is computed.
+  // All items of the block. While the first keys of one are multiplied, the rows of the one before
+  // are written and the queries of the next one asked for. Items are read from the ring again
+  // where they are needed: in registers they would push out what the chunks need.
   template <class Schedule>
   __device__ void consume(Schedule& schedule) {
     PrefillItem item = schedule.next();
     if (item.sequence >= 0) this->fetch(item);
-    while (item.sequence >= 0) {
+    bool is_first = true;
+    for (; item.sequence >= 0; item = schedule.before(0), is_first = false) {
       copy_async_wait<0>();
       if (item.first_row + 64 * this->group_ <= item.last_row) place_queries();
-      const PrefillItem following = schedule.next();
-      if (following.sequence >= 0) this->fetch(following);
-      run(item);
-      this->write(item);
-      item = following;
+      start_chunk();
+      if (!is_first) this->write(schedule.before(1), staging());
+      item = schedule.next();
+      if (item.sequence >= 0) this->fetch(item);
+      run(schedule.before(1));
     }
+    if (!is_first) this->write(schedule.before(1), staging());
   }
 
  private:
+  // Computes the item's rows, of which the first chunk's scores are under way.
   __device__ void run(const PrefillItem& item) {
     const int first_row = item.first_row + 64 * this->group_;
     const int last_row = min(first_row + 63, item.last_row);
@@ -49,26 +55,42 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (!none) this->place_rows(item, first_row);
 #pragma unroll
     for (float& value : out_) value = 0;
-    const int begin = none ? 0 : uniform(item.begin_of(this->p_, first_row));
-    const int limit = none ? 0 : uniform(item.position_of(this->p_, last_row) + 1);
-    // All rows see all keys in [whole_begin, whole_end).
-    const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
-    const int whole_end = none ? 0 : uniform(item.position_of(this->p_, first_row)) + 1;
-#pragma unroll 1
-    for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
-         chunk += kChunkKeys) {
-      if (chunk + kChunkKeys <= begin || chunk >= limit) {
+    factor_[0] = next_factor_[0];
+    factor_[1] = next_factor_[1];
+    int chunk = item.begin / kChunkKeys * kChunkKeys;
+    if (none) {
+      wgmma_wait<0>();
+      for (; chunk < item.limit; chunk += kChunkKeys) {
         wait(Layout::kKeysHere);
         release(Layout::kKeysEmpty);
         wait(Layout::kValuesReady);
         release(Layout::kValuesEmpty);
-      } else if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
+        place_.advance();
+      }
+      return;
+    }
+    const int begin = uniform(item.begin_of(this->p_, first_row));
+    const int limit = uniform(item.position_of(this->p_, last_row) + 1);
+    // All rows see all keys in [whole_begin, whole_end).
+    const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
+    const int whole_end = uniform(item.position_of(this->p_, first_row)) + 1;
+#pragma unroll 1
+    for (;;) {
+      if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
         take_chunk<true>(chunk, begin, limit, whole_begin, whole_end);
       } else {
         take_chunk<false>(chunk, begin, limit, whole_begin, whole_end);
       }
       place_.advance();
+      chunk += kChunkKeys;
+      if (chunk >= item.limit) break;
+      start_chunk();
     }
+  }
+
+  // Room for the warp's rows: its fetched queries, once they are placed.
+  __device__ uint32_t staging() const {
+    return base_ + Layout::kFetched + (this->group_ * 4 + this->warp_) * Layout::kFetchedStride;
   }
 
   __device__ void wait(int barriers) const {
@@ -79,53 +101,50 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (lane_ == 0) barrier_arrive(base_ + barriers + 8 * place_.slot);
   }
 
+  // The terms of the fetched queries.
   __device__ void place_queries() {
-    auto* factors = reinterpret_cast<float*>(shared_ + Layout::kFactors) + this->group_ * 64;
     warpgroup_sync(1 + this->group_);  // the last item's are no longer used
-#pragma unroll 2
-    for (int i = 0; i < Rows::kQueryPasses; ++i) {
-      uint32_t words[4];
-      load_shared(this->fetched_query(i), words);
-      place_query(this->query_row(i), words, factors);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t words[Rows::kPieces][4];
+      float amax = 0;
+#pragma unroll
+      for (int i = 0; i < Rows::kPieces; ++i) {
+        load_shared(this->fetched_query(h, i), words[i]);
+#pragma unroll
+        for (const uint32_t pair : words[i]) {
+          amax = fmaxf(amax, fmaxf(fabsf(low_of(pair)), fabsf(high_of(pair))));
+        }
+      }
+      const int power = query_power(quad_max(amax));
+      next_factor_[h] = power_of_two(-power) * this->p_.factor;
+      const float up = power_of_two(power);
+      const int row = this->row_of(0, h);
+#pragma unroll
+      for (int i = 0; i < Rows::kPieces; ++i) {
+        uint32_t terms[2][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t one = words[i][2 * half], two = words[i][2 * half + 1];
+          const TermPairs first = e4m3_terms(low_of(one) * up, high_of(one) * up);
+          const TermPairs second = e4m3_terms(low_of(two) * up, high_of(two) * up);
+          terms[0][half] = first.high | second.high << 16;
+          terms[1][half] = first.low | second.low << 16;
+        }
+#pragma unroll
+        for (int term = 0; term < 2; ++term) {
+          const int at = term * kWidth + this->piece_of(i) * 8;  // of the row's 2 kWidth bytes
+          store_shared(
+              this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
+              terms[term][0], terms[term][1]);
+        }
+      }
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) factor_[h] = factors[this->row_of(0, h)] * this->p_.factor;
   }
-  // Eight elements of a row from each of its lanes.
-  __device__ void place_query(int row, const uint32_t (&words)[4], float* factors) const {
-    const int column = lane_ % Rows::kQueryLanes * 8;
-    float q[8], amax = 0;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      q[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
-      amax = fmaxf(amax, fabsf(q[e]));
-    }
-#pragma unroll
-    for (int offset = 1; offset < Rows::kQueryLanes; offset *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-    }
-    const int power = query_power(amax);
-    if (column == 0) factors[row] = power_of_two(-power);
-    uint32_t terms[2][2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float* x = &q[4 * half];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] *= power_of_two(power);
-      const TermPairs first = e4m3_terms(x[0], x[1]), second = e4m3_terms(x[2], x[3]);
-      terms[0][half] = first.high | second.high << 16;
-      terms[1][half] = first.low | second.low << 16;
-    }
-#pragma unroll
-    for (int term = 0; term < 2; ++term) {
-      const int at = term * kWidth + column;  // of the row's 2 kWidth bytes
-      store_shared(
-          this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
-          terms[term][0], terms[term][1]);
-    }
-  }
+  __device__ static float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+  __device__ static float high_of(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
   // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
   // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,
@@ -140,21 +159,21 @@ class CodesConsumer : public PrefillRows<Layout> {
     const auto is_cut = [&](int tile) {
       return !kWhole && (first_of(tile) < whole_begin || first_of(tile) + kTileKeys > whole_end);
     };
-    wait(Layout::kKeysHere);
-    const uint32_t keys = base_ + Layout::kKeys + place_.slot * Layout::kChunkBytes;
-    start_keys(0, keys);
-    start_keys(1, keys);
-    float largest[2][2];  // of a row's even and odd columns
+    wait(Layout::kValuesReady);  // here, lest it parts the instructions between the products
+    float largest[2][2];         // of a row's even and odd columns
 #pragma unroll
     for (auto& row : largest) row[0] = row[1] = -INFINITY;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
+      float2 scales[8];  // the first tile's come while its products are waited for
+      if (tile == 0) load_columns(Layout::kKeyScales, tile, scales);
       if (tile == 0) wgmma_wait<1>();
       if (tile == 2) wgmma_wait<0>();
       if (tile % 2 == 0) wgmma_hold(scores_[tile / 2]);
       auto& scores = scores_of(tile);
       if (!is_own(tile)) continue;
-      scale_columns(Layout::kKeyScales, tile, scores);
+      if (tile > 0) load_columns(Layout::kKeyScales, tile, scales);
+      scale_columns(scales, scores);
       if (is_cut(tile)) mask(scores, first_of(tile), -INFINITY);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
@@ -173,14 +192,13 @@ class CodesConsumer : public PrefillRows<Layout> {
       total_maximum_[h] = folding[h].maximum;
       shift[h] = maximum == -INFINITY ? 0.0f : -maximum;
     }
-    wait(Layout::kValuesReady);
     if constexpr (kWhole) {
       power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
     } else {
       const float* tops =
           reinterpret_cast<const float*>(shared_ + Layout::kTileTops) + place_.slot * kTiles;
       float top[2] = {0, 0};
-#pragma unroll
+#pragma unroll 1
       for (int tile = 0; tile < kTiles; ++tile) {
         if (!is_own(tile)) continue;
         if (!is_cut(tile)) {
@@ -265,16 +283,22 @@ class CodesConsumer : public PrefillRows<Layout> {
     return reinterpret_cast<const float2*>(shared_ + offset + place_.slot * Layout::kScaleBytes) +
            tile * (kTileKeys / 2) + lane_ % 4;
   }
-  __device__ void scale_columns(int offset, int tile, float (&scores)[32]) const {
-    const float2* scales = columns(offset, tile);
+  __device__ void load_columns(int offset, int tile, float2 (&scales)[8]) const {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 scale = scales[4 * j];
+    for (int j = 0; j < 8; ++j) scales[j] = columns(offset, tile)[4 * j];
+  }
+  __device__ static void scale_columns(const float2 (&scales)[8], float (&scores)[32]) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) scores[4 * j + e] *= e % 2 == 0 ? scale.x : scale.y;
-    }
+    for (int i = 0; i < 32; ++i) scores[i] *= i % 2 == 0 ? scales[i / 4].x : scales[i / 4].y;
   }
 
+  // Starts the scores of the stage's chunk.
+  __device__ void start_chunk() {
+    wait(Layout::kKeysHere);
+    const uint32_t keys = base_ + Layout::kKeys + place_.slot * Layout::kChunkBytes;
+    start_keys(0, keys);
+    start_keys(1, keys);
+  }
   // The scores of half a chunk.
   __device__ void start_keys(int half, uint32_t keys) {
     wgmma_hold(scores_[half]);
@@ -335,7 +359,9 @@ class CodesConsumer : public PrefillRows<Layout> {
       sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
     }
     if constexpr (kWhole) {
-      scale_columns(Layout::kReadyScales, tile, scores);
+      float2 scales[8];
+      load_columns(Layout::kReadyScales, tile, scales);
+      scale_columns(scales, scores);
     } else {
       const float2* scales = columns(Layout::kValueScales, tile);
       float up[2];  // 2^-power

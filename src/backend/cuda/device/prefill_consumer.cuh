@@ -59,14 +59,18 @@ class PrefillConsumer : public PrefillRows<PrefillLayout<kWidth>> {
  private:
   __device__ void place_queries() {
     warpgroup_sync(1 + this->group_);  // the last item's are no longer used
-#pragma unroll 2
-    for (int i = 0; i < Rows::kQueryPasses; ++i) {
-      uint32_t words[4];
-      load_shared(this->fetched_query(i), words);
-      const int row = this->query_row(i), piece = lane_ % Rows::kQueryLanes;
-      const uint32_t slab = this->query_tile() + piece / 8 * kSlabBytes;
-      store_shared(slab + contraction_place(row, piece % 8 * 2), words[0], words[1]);
-      store_shared(slab + contraction_place(row, piece % 8 * 2 + 1), words[2], words[3]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = this->row_of(0, h);
+#pragma unroll
+      for (int i = 0; i < Rows::kPieces; ++i) {
+        uint32_t words[4];
+        load_shared(this->fetched_query(h, i), words);
+        const int piece = this->piece_of(i);
+        const uint32_t slab = this->query_tile() + piece / 8 * kSlabBytes;
+        store_shared(slab + contraction_place(row, piece % 8 * 2), words[0], words[1]);
+        store_shared(slab + contraction_place(row, piece % 8 * 2 + 1), words[2], words[3]);
+      }
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);

@@ -148,10 +148,13 @@ class PrefillSchedule {
 
   // The next item of the block.
   __device__ PrefillItem next() {
-    const int slot = turn_ % Layout::kItemSlots;
-    barrier_wait(full(slot), turn_ / Layout::kItemSlots % 2);
+    barrier_wait(full(turn_ % Layout::kItemSlots), turn_ / Layout::kItemSlots % 2);
     ++turn_;
-    PrefillItem item = *at(slot);
+    return before(0);
+  }
+  // What `next` gave that many calls before its last one, none or one: so long the ring holds it.
+  __device__ PrefillItem before(int calls) const {
+    PrefillItem item = *at((turn_ - 1 - calls) % Layout::kItemSlots);
     item.begin = uniform(item.begin);
     item.limit = uniform(item.limit);
     item.first_row = uniform(item.first_row);

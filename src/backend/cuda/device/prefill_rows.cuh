@@ -1,7 +1,8 @@
 // What every consumer of a block of a prefill kernel does: a warpgroup with 64 query rows of an
 // item. A lane has, of the 16 rows of its warp, rows h = 0, 1 (lane / 4 + 8 h) and columns 8 j + 2
 // t, 8 j + 2 t + 1 with t = lane % 4, of scores and of results: register 4 j + 2 h + e is column 8
-// j + 2 t + e.
+// j + 2 t + e. Queries and results come and go by 16-byte pieces, of which the lane takes, of the
+// same two rows, those with piece % 4 = t.
 #pragma once
 
 #include "backend/cuda/device/prefill_layout.cuh"
@@ -13,8 +14,7 @@ class PrefillRows {
   static constexpr int kWidth = Layout::kWidth;
 
  protected:
-  static constexpr int kQueryLanes = kWidth / 8;  // of a row
-  static constexpr int kQueryPasses = 16 * kQueryLanes / 32;
+  static constexpr int kPieces = kWidth / 32;  // of a row that a lane takes
   static constexpr int kOut = kWidth / 2;
 
   const PrefillProblem& p_;
@@ -39,52 +39,57 @@ class PrefillRows {
 
   // Starts to copy the warp's queries as they lie. A lane copies what it will read itself.
   __device__ void fetch(const PrefillItem& item) const {
-#pragma unroll 1
-    for (int i = 0; i < kQueryPasses; ++i) {
-      const int row = item.first_row + 64 * group_ + query_row(i);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(item.first_row + 64 * group_, h);
       const bool inside = row <= item.last_row;
       const Bf16* from = p_.q;
       if (inside) {
         const PrefillRow at = row_at(item, row);
-        from += at.token * p_.q_stride + at.head * kWidth + lane_ % kQueryLanes * 8;
+        from += at.token * p_.q_stride + at.head * kWidth + piece_of(0) * 8;
       }
-      copy_async_16(fetched_query(i), from, inside);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) copy_async_16(fetched_query(h, i), from + 32 * i, inside);
     }
     copy_async_commit();
   }
 
   // Stores an item's rows.
   __device__ void write(const PrefillItem& item) {
+    warpgroup_sync(1 + group_);  // the queries are no longer used
+    write(item, query_tile() + warp_ * (16 * kWidth * 2));
+  }
+  // By way of room for the warp's 16 rows in shared memory.
+  __device__ void write(const PrefillItem& item, uint32_t staged) {
     const int first_row = item.first_row + 64 * group_;
     if (first_row > item.last_row) return;
-    // The warp's rows as BF16, 16-byte piece c of row r at c ^ (r % 8); then they go by pieces.
-    const uint32_t staged = staging();
-    warpgroup_sync(1 + group_);  // the queries are no longer used
-    const uint32_t own = staged + lane_ / 4 * (2 * kWidth) + lane_ % 4 * 4;
+    // The rows as BF16, piece c of row r at c ^ (r % 8).
+    const int swizzle = lane_ / 4;
+    staged += lane_ / 4 * (2 * kWidth);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float share = share_of(total_sum_[h]);
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
-        const int piece = j / 8 * 8 + (j % 8 ^ lane_ / 4);
-        store_shared(own + piece * 16 + h * (16 * kWidth),
+        store_shared(staged + h * (16 * kWidth) + ((j ^ swizzle) << 4) + lane_ % 4 * 4,
                      pack_bf16(out_[4 * j + 2 * h] * share, out_[4 * j + 2 * h + 1] * share));
-      }
-      if (lane_ % 4 == 0 && row_of(first_row, h) <= item.last_row) {
-        const PrefillRow to = row_at(item, row_of(first_row, h));
-        write_lse(p_, to.token, to.head, total_maximum_[h], total_sum_[h]);
       }
     }
     __syncwarp();
-#pragma unroll 2
-    for (int i = 0; i < kQueryPasses; ++i) {
-      const int row = query_row(i), piece = lane_ % kQueryLanes;
-      if (first_row + row > item.last_row) continue;
-      uint32_t words[4];
-      load_shared(staged + row % 16 * (2 * kWidth) + ((piece ^ row % 8) << 4), words);
-      const PrefillRow to = row_at(item, first_row + row);
-      *reinterpret_cast<uint4*>(p_.out + to.token * p_.out_stride + to.head * kWidth + piece * 8) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(first_row, h);
+      if (row > item.last_row) continue;
+      const PrefillRow to = row_at(item, row);
+      if (lane_ % 4 == 0) write_lse(p_, to.token, to.head, total_maximum_[h], total_sum_[h]);
+      Bf16* out = p_.out + to.token * p_.out_stride + to.head * kWidth + piece_of(0) * 8;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        uint32_t words[4];
+        load_shared(staged + h * (16 * kWidth) + ((piece_of(i) ^ swizzle) << 4), words);
+        *reinterpret_cast<uint4*>(out + 32 * i) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
     }
     __syncwarp();
   }
@@ -96,12 +101,11 @@ class PrefillRows {
   __device__ int row_of(int first_row, int h) const {
     return first_row + warp_ * 16 + lane_ / 4 + 8 * h;
   }
-  __device__ int query_row(int pass) const {
-    return warp_ * 16 + pass * (32 / kQueryLanes) + lane_ / kQueryLanes;
-  }
-  __device__ uint32_t fetched_query(int pass) const {
+  __device__ int piece_of(int i) const { return 4 * i + lane_ % 4; }
+  // Piece i of the lane's row h, as it lay.
+  __device__ uint32_t fetched_query(int h, int i) const {
     return base_ + Layout::kFetched + (group_ * 4 + warp_) * Layout::kFetchedStride +
-           (pass * 32 + lane_) * 16;
+           ((h * kPieces + i) * 32 + lane_) * 16;
   }
 
   // Which of the lane's 16 columns of `tile` row h sees, a bit each.
@@ -138,8 +142,6 @@ class PrefillRows {
     const int token = p_.token_of(row);
     return {item.first_token + token, item.head * p_.group + row - token * p_.group};
   }
-  // Where the queries of the warp's rows lay.
-  __device__ uint32_t staging() const { return query_tile() + warp_ * (16 * kWidth * 2); }
 };
 
 }  // namespace octet::cuda
