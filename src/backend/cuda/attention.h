@@ -116,8 +116,10 @@ struct ChunkRange {
 };
 // The chunks of a sequence with one new token; of any other none.
 __device__ inline ChunkRange chunks_of(const AttentionProblem& p, int sequence) {
-  if (p.query_offsets[sequence + 1] - p.query_offsets[sequence] != 1) return {0, 0};
-  const int limit = p.context_lengths[sequence];
+  // All is read at once: nothing waits for another read.
+  const int tokens = p.query_offsets[sequence + 1] - p.query_offsets[sequence];
+  const int length = p.context_lengths[sequence];
+  const int limit = tokens == 1 ? length : 0;
   const int first_key = p.window > 0 ? max(0, limit - p.window) : 0;
   return {first_key / kChunkKeys, (limit + kChunkKeys - 1) / kChunkKeys};
 }
@@ -127,31 +129,45 @@ __device__ inline int chunks_shared(const AttentionProblem& p, int sequence) {
   return (p.shared_pages[sequence] << p.keys.page_shift) / kChunkKeys;
 }
 
-// first[i] = Σ of count(j) over j < i, for i = 0 … n, by all threads of the block.
-template <int kThreads, class Count>
-__device__ void prefix_sums(int n, const Count& count, int* first) {
-  __shared__ int totals[kThreads / 32];
+// first[l][i] = Σ of counts[l] over j < i, as count(j, counts) gives them, for i = 0 … n and
+// several lists l; by all threads of the block.
+template <int kThreads, int kLists, class Count>
+__device__ void prefix_sums(int n, const Count& count, int* const (&first)[kLists]) {
+  __shared__ int totals[kLists][kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  if (thread == 0) first[0] = 0;
-  int before = 0;
+  int before[kLists] = {};
   for (int base = 0; base < n; base += kThreads) {
-    int sum = base + thread < n ? max(0, count(base + thread)) : 0;
+    const int num_warps = (min(kThreads, n - base) + 31) / 32;  // that count anything
+    int sums[kLists] = {};
+    if (base + thread < n) count(base + thread, sums);
 #pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-      if (lane >= offset) sum += other;
+    for (int l = 0; l < kLists; ++l) {
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, sums[l], offset);
+        if (lane >= offset) sums[l] += other;
+      }
+      if (lane == 31) totals[l][warp] = sums[l];
     }
-    if (lane == 31) totals[warp] = sum;
     __syncthreads();
-    int all = 0;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) sum += totals[w];
-      all += totals[w];
+#pragma unroll
+    for (int l = 0; l < kLists; ++l) {
+      int all = 0;
+      for (int w = 0; w < num_warps; ++w) {
+        if (w < warp) sums[l] += totals[l][w];
+        all += totals[l][w];
+      }
+      if (base + thread == 0) first[l][0] = 0;
+      if (base + thread < n) first[l][base + thread + 1] = before[l] + sums[l];
+      before[l] += all;
     }
-    if (base + thread < n) first[base + thread + 1] = before + sum;
-    before += all;
     __syncthreads();
   }
+}
+template <int kThreads, class Count>
+__device__ void prefix_sums(int n, const Count& count, int* first) {
+  prefix_sums<kThreads, 1>(n, [&](int i, int(&counts)[1]) { counts[0] = max(0, count(i)); },
+                           {first});
 }
 
 // The sequence with first[s] ≤ index < first[s + 1], at or after `sequence`; by a whole warp.

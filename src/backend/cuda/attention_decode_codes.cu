@@ -1,15 +1,16 @@
 // Decoding over E4M3 pages on Hopper: blocks walk chunks of single-token sequences, a few at once.
 // Each of these has a stage of shared memory, which warps of its own fill (the tensor memory
-// accelerator brings keys and values) and a warpgroup works on. Chunks that sequences share go
-// first, in the launch of attention_shared_codes.cu, which this one need not wait for.
+// accelerator brings keys and values) and a warpgroup works on. Some blocks take the whole chunks
+// that sequences share instead (device/shared_roles.cuh): bound by arithmetic, beside the others,
+// which memory bounds.
 #include <algorithm>
 
 #include "backend/cuda/attention.h"
-#include "backend/cuda/attention_shared_codes.h"
 #include "backend/cuda/checks.h"
 #include "backend/cuda/device/bulk_copy.cuh"
 #include "backend/cuda/device/decode_codes.cuh"
 #include "backend/cuda/device/decode_turns.cuh"
+#include "backend/cuda/device/shared_roles.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/status.h"
 #include "backend/cuda/tensor_map.h"
@@ -17,7 +18,8 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int kMaxTurns = 8;  // of an item
+constexpr int kMaxSequences = 1024;  // of a launch
+constexpr int kMaxTurns = 6;         // of an item
 constexpr int kBlockKeys = static_cast<int>(ops::kValueBlock);
 
 template <int kWidth, int kRows>
@@ -31,57 +33,58 @@ struct Roles {
   // Of a thread; 80 at the start.
   static constexpr int kHelperRegisters = 56, kConsumerRegisters = 104;
   using Codes = DecodeCodes<kWidth, kRows>;
-  using Walk = TurnWalk<kStages>;
-  static constexpr int kSharedBytes = 1024 + kStages * Codes::kStageBytes +
-                                      2 * (kMaxDecodeSequences + 1) * static_cast<int>(sizeof(int));
+  static constexpr int kBytes = kStages * Codes::kStageBytes;  // of shared memory
+  static constexpr int kBarriers = 6;                          // of a stage
 
-  uint32_t base;  // of the stages, in shared memory
-  char* stages;
-  // Barriers of 8 bytes for each stage: keys, queries and scales have come, values have; keys may
-  // be overwritten, all else may.
-  uint32_t keys_full, values_full, keys_empty, values_empty;
-  TurnLists lists;
-  bool follows;  // as the kernel's
+  // A stage, and its address in shared memory.
+  char* stage;
+  uint32_t address;
+  Turn* turns;        // this one and the next one
+  uint32_t barriers;  // 8 bytes each
 
-  __device__ void begin() const { follows ? let_successor() : await_predecessor(); }
-  __device__ char* stage(int slot) const { return stages + slot * Codes::kStageBytes; }
+  // Keys, queries and scales have come; values have; keys may be overwritten; all else may; the
+  // turn is known.
+  __device__ uint32_t keys_full() const { return barriers; }
+  __device__ uint32_t values_full() const { return barriers + 8; }
+  __device__ uint32_t keys_empty() const { return barriers + 16; }
+  __device__ uint32_t values_empty() const { return barriers + 24; }
+  __device__ uint32_t turn_known(uint32_t parity) const { return barriers + 32 + 8 * parity; }
 
-  // Calls body(walk, parity of the stage's turn) for the turns of a stage, and once more for the
-  // empty one that ends them.
-  template <class Body>
-  __device__ void for_turns(const AttentionProblem& p, int slot, const Body& body) const {
-    Walk walk(p, lists, slot);
-    bool more = true;
-    for (uint32_t parity = 0; more; parity ^= 1) {
-      more = walk.next();
-      body(walk, parity);
-    }
+  __device__ void init_barriers() const {
+    barrier_init(keys_full(), 2 * kLoaders + 1);
+    barrier_init(values_full(), kLoaders);
+    barrier_init(keys_empty(), 4);
+    barrier_init(values_empty(), 4);
+    barrier_init(turn_known(0), 1);
+    barrier_init(turn_known(1), 1);
   }
 
-  // A warp asks for its share of the keys and values of a stage's chunks, and brings their scales.
-  __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map, int slot,
-                       int loader) const {
+  // A warp asks for its share of the keys and values of the turns, and brings their scales.
+  __device__ void load(const AttentionProblem& p, const CUtensorMap* k_map, int loader) const {
     constexpr int kBlocks = Codes::kBlocks, kShare = kBlocks / kLoaders;
     static_assert(4 * kShare == 32);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t to = base + slot * Codes::kStageBytes, at = 8 * slot;
     const uint32_t own = ((1u << kShare) - 1) << loader * kShare;
     int held = -1;  // the row of the lane's block that the stage holds as it is in the cache
-    for_turns(p, slot, [&](const Walk& walk, uint32_t parity) {
+    for (uint32_t count = 0, more = 1; more != 0; ++count) {
+      const uint32_t parity = count % 2;
+      barrier_wait(turn_known(parity), count / 2 % 2);
+      const Turn turn = turns[parity];
+      more = turn.empty() ? 0 : 1;
       // A lane finds the row in the cache with which a block begins.
-      const int chunk_begin = walk.chunk * kChunkKeys;
+      const int chunk_begin = turn.chunk * kChunkKeys;
       const int position = chunk_begin + lane % kBlocks * kBlockKeys;
       const int table = position >> p.keys.page_shift;
-      const bool inside = position >= walk.begin && position < walk.end && table < p.keys.max_pages;
-      const int page = inside ? p.keys.pages[walk.sequence * p.table_stride + table] : -1;
+      const bool inside = position >= turn.begin && position < turn.end && table < p.keys.max_pages;
+      const int page = inside ? p.keys.pages[turn.sequence * p.table_stride + table] : -1;
       const bool here = page >= 0 && page < p.keys.num_pages;
-      const int row = ((page * p.keys.heads + walk.head) << p.keys.page_shift) +
+      const int row = ((page * p.keys.heads + turn.head) << p.keys.page_shift) +
                       (position & ((1 << p.keys.page_shift) - 1));
       const uint32_t blocks = __ballot_sync(0xFFFFFFFFu, here) & ((1u << kBlocks) - 1);
       const uint32_t values = own & blocks & ~__ballot_sync(0xFFFFFFFFu, row == held);
       const uint32_t keys = values | (own & blocks & Codes::kKeysLost);
-      held = here && position + kBlockKeys <= walk.end ? row : -1;
-      begin();
+      held = here && position + kBlockKeys <= turn.end ? row : -1;
+      await_predecessor();
       // Of the scales a lane takes four keys'.
       const int scales = loader * (32 * 4) + lane * 4;  // of the chunk's
       const int scales_row = __shfl_sync(0xFFFFFFFFu, row, scales / kBlockKeys) + lane % 4 * 4;
@@ -91,77 +94,85 @@ struct Roles {
         k_scales = *reinterpret_cast<const float4*>(p.keys.k_scales + scales_row);
         v_scales = *reinterpret_cast<const float4*>(p.keys.v_scales + scales_row);
       }
-      const uint64_t policy = walk.cut ? read_again() : read_once();
+      const uint64_t policy = turn.cut ? read_again() : read_once();
       const int block = loader * kShare + lane % kShare;
       const int from = __shfl_sync(0xFFFFFFFFu, row, block);
-      barrier_wait(keys_empty + at, parity ^ 1);
-      if (lane == 0) barrier_expect(keys_full + at, __popc(keys) * Codes::kBlockBytes);
+      barrier_wait(keys_empty(), parity ^ 1);
+      if (lane == 0) barrier_expect(keys_full(), __popc(keys) * Codes::kBlockBytes);
       __syncwarp();
       if (lane < kShare && (keys >> block & 1u) != 0) {
-        bulk_copy_box(to + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, from,
-                      keys_full + at, policy);
+        bulk_copy_box(address + Codes::kKeys + block * Codes::kBlockBytes, k_map, 0, from,
+                      keys_full(), policy);
       }
-      barrier_wait(values_empty + at, parity ^ 1);
+      barrier_wait(values_empty(), parity ^ 1);
       if (lane == 0) {
         if (loader == 0) {
-          *reinterpret_cast<CodesChunk*>(stage(slot) + Codes::kChunk) = {
-              max(walk.first_key - chunk_begin, 0), walk.end - chunk_begin, blocks};
+          *reinterpret_cast<CodesChunk*>(stage + Codes::kChunk) = {
+              max(turn.first_key - chunk_begin, 0), turn.end - chunk_begin, blocks};
         }
-        barrier_expect(values_full + at, __popc(values) * Codes::kBlockBytes);
+        barrier_expect(values_full(), __popc(values) * Codes::kBlockBytes);
       }
       __syncwarp();
       if (lane < kShare && (values >> block & 1u) != 0) {
-        bulk_copy(to + Codes::kValues + block * Codes::kBlockBytes,
-                  p.keys.v + int64_t{from} * kWidth, Codes::kBlockBytes, values_full + at, policy);
+        bulk_copy(address + Codes::kValues + block * Codes::kBlockBytes,
+                  p.keys.v + int64_t{from} * kWidth, Codes::kBlockBytes, values_full(), policy);
       }
       if (has_scales) {
-        *reinterpret_cast<float4*>(stage(slot) + Codes::kKeyScales + scales * 4) = k_scales;
-        *reinterpret_cast<float4*>(stage(slot) + Codes::kValueScales + scales * 4) = v_scales;
+        *reinterpret_cast<float4*>(stage + Codes::kKeyScales + scales * 4) = k_scales;
+        *reinterpret_cast<float4*>(stage + Codes::kValueScales + scales * 4) = v_scales;
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(keys_full + at);
-    });
+      if (lane == 0) barrier_arrive(keys_full());
+    }
   }
 
-  // A warp brings the queries of a stage's turns, as two terms each; a lane takes 16 elements of a
-  // row.
-  __device__ void bring_queries(const AttentionProblem& p, int slot) const {
+  // A warp finds the turns and brings their queries, as two terms each; a lane takes 16 elements of
+  // a row.
+  __device__ void bring_queries(const AttentionProblem& p, TurnWalk walk) const {
     constexpr int kAtOnce = 512 / kWidth, kPasses = kRows / kAtOnce;  // rows
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane / kAtOnce;
     const auto row_of = [&](int pass) { return pass * kAtOnce + lane % kAtOnce; };
-    for_turns(p, slot, [&](const Walk& walk, uint32_t parity) {
-      const int query_head = walk.head * p.group;
-      const Bf16* const from = p.q + p.query_offsets[walk.sequence] * p.q_stride +
+    for (uint32_t count = 0, more = 1; more != 0; ++count) {
+      const uint32_t parity = count % 2;
+      more = walk.next() ? 1 : 0;
+      const Turn turn = walk.turn;
+      // The turn before the last one has been read: it has ended.
+      if (lane == 0) {
+        turns[parity] = turn;
+        barrier_arrive(turn_known(parity));
+      }
+      const int query_head = turn.head * p.group;
+      const Bf16* const from = p.q + p.query_offsets[turn.sequence] * p.q_stride +
                                int64_t{query_head} * kWidth + 16 * piece;
-      begin();
+      await_predecessor();
       Query queries[kPasses];
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         uint4 words[2] = {};
-        if (row_of(pass) < p.group && !walk.empty()) {
+        if (row_of(pass) < p.group && !turn.empty()) {
           const auto* row = reinterpret_cast<const uint4*>(from + row_of(pass) * kWidth);
           words[0] = row[0];
           words[1] = row[1];
         }
         queries[pass] = query_of(words);
       }
-      barrier_wait(values_empty + 8 * slot, parity ^ 1);
+      barrier_wait(values_empty(), parity ^ 1);
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int row = row_of(pass), at = Codes::query_at(row, piece);
-        char* const to = stage(slot);
+        char* const to = stage;
         *reinterpret_cast<uint4*>(to + Codes::kLowQueries + at) = queries[pass].low;
         *reinterpret_cast<uint4*>(to + Codes::kHighQueries + at) = queries[pass].high;
         if (piece != 0) continue;
         reinterpret_cast<float*>(to + Codes::kFactors)[row] =
             p.factor * power_of_two(-queries[pass].power);
         reinterpret_cast<int64_t*>(to + Codes::kTargets)[row] =
-            row < p.group ? chunk_index(p, walk.sequence, query_head + row, walk.chunk) : -1;
+            row < p.group ? chunk_index(p, turn.sequence, query_head + row, turn.chunk) : -1;
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) barrier_arrive(keys_full + 8 * slot);
-    });
+      if (lane == 0) barrier_arrive(keys_full());
+    }
   }
 
   // 16 elements of a row's query as terms; the other ones are with lanes of the same row.
@@ -197,75 +208,130 @@ struct Roles {
             make_uint4(low[0], low[1], low[2], low[3]), power};
   }
 
-  // A warpgroup takes the turns of a stage.
-  __device__ void consume(const AttentionProblem& p, int slot) const {
+  // A warpgroup, whose own barrier is `sync`, takes the turns.
+  __device__ void consume(const AttentionProblem& p, int sync) const {
     const auto release = [&](uint32_t barrier) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(barrier + 8 * slot);
+      if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
     };
-    begin();
+    await_predecessor();
     for (uint32_t parity = 0;; parity ^= 1) {
-      barrier_wait(keys_full + 8 * slot, parity);
-      if (reinterpret_cast<const CodesChunk*>(stage(slot) + Codes::kChunk)->end == 0) {
+      barrier_wait(keys_full(), parity);
+      if (reinterpret_cast<const CodesChunk*>(stage + Codes::kChunk)->end == 0) {
         return;
       }
       Codes::attend(
-          stage(slot), base + slot * Codes::kStageBytes, p.chunk_stats, p.chunk_values, 1 + slot,
-          [&] { release(keys_empty); }, [&] { barrier_wait(values_full + 8 * slot, parity); },
-          [&] { release(values_empty); });
+          stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
+          [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
     }
   }
 };
 
-// `follows`: a launch of this file stands before this one. It changes nothing that this one reads,
-// and what was before it is done.
+// Of a launch's blocks those that take whole shared chunks: as large a part as these have in the
+// work, by what each costs a multiprocessor, and rather too many, since memory bounds the others.
+__device__ int blocks_for_shared(int num_shared, int num_own, int num_cut_turns) {
+  constexpr float kShared = 7, kOwn = 2, kCutTurn = 1;
+  if (num_shared == 0) return 0;
+  const auto blocks = static_cast<int>(gridDim.x);
+  const float shared = kShared * static_cast<float>(num_shared);
+  const float others =
+      kOwn * static_cast<float>(num_own) + kCutTurn * static_cast<float>(num_cut_turns);
+  const float share = static_cast<float>(blocks) * (shared / (shared + others));
+  return others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
+}
+
+// `turns`: of an item, at most; `queue`: TurnWalk's.
 template <int kWidth, int kRows>
 __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
     codes_kernel(const __grid_constant__ AttentionProblem p,
-                 const __grid_constant__ CUtensorMap k_map, const int turns, const bool follows) {
+                 const __grid_constant__ CUtensorMap k_map, const int turns, int* const queue) {
   using R = Roles<kWidth, kRows>;
+  using Shared = SharedRoles<kWidth>;
   extern __shared__ char shared[];
-  __shared__ alignas(8) uint64_t barriers[4 * R::kStages];
+  __shared__ alignas(8) uint64_t barriers[R::kBarriers * R::kStages];
+  __shared__ Turn known_turns[R::kStages][2];
+  static_assert(Shared::kWorkers * Shared::kBarriers <= R::kBarriers * R::kStages &&
+                Shared::kBytes <= R::kBytes);
   const uint32_t unaligned = shared_address(shared), base = (unaligned + 1023u) & ~1023u;
   char* const stages = shared + (base - unaligned);
-  int* const cut = reinterpret_cast<int*>(stages + R::kStages * R::Codes::kStageBytes);
-  const TurnLists lists{cut, cut + kMaxDecodeSequences + 1, turns};
-  lists.count<R::kThreads>(p);
-  const auto barriers_of = [&](int i) { return shared_address(barriers + i * R::kStages); };
-  const R roles{base,           stages,         barriers_of(0), barriers_of(1),
-                barriers_of(2), barriers_of(3), lists,          follows};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 8 * R::kStages; i += 8) {
-      barrier_init(roles.keys_full + i, 2 * R::kLoaders + 1);
-      barrier_init(roles.values_full + i, R::kLoaders);
-      barrier_init(roles.keys_empty + i, 4);
-      barrier_init(roles.values_empty + i, 4);
+  int* const cut = reinterpret_cast<int*>(stages + R::kBytes);
+  int* const own = cut + kMaxSequences + 1;
+  int* const whole = own + kMaxSequences + 1;
+  prefix_sums<R::kThreads, 3>(p.num_sequences,
+                              [&](int s, int(&counts)[3]) {
+                                const TurnItems items(p, s, turns);
+                                counts[0] = items.leads ? 1 : 0;
+                                counts[1] = items.own_end - items.own_begin;
+                                counts[2] = Shared::List::count(p, s);
+                              },
+                              {cut, own, whole});
+  const int num_shared_blocks =
+      blocks_for_shared(whole[p.num_sequences] * p.keys.heads, own[p.num_sequences] * p.keys.heads,
+                        cut[p.num_sequences] * p.keys.heads * turns);
+  const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
+  const uint32_t barriers_base = shared_address(barriers);
+  if (static_cast<int>(blockIdx.x) < num_shared_blocks) {
+    const auto roles = [&](int index) {
+      const int bytes = index * Shared::kWorkerBytes;
+      return Shared{{stages + bytes, base + static_cast<uint32_t>(bytes)},
+                    {whole},
+                    static_cast<int>(blockIdx.x) + index * num_shared_blocks,
+                    Shared::kWorkers * num_shared_blocks,
+                    barriers_base + static_cast<uint32_t>(8 * Shared::kBarriers * index)};
+    };
+    if (threadIdx.x == 0) {
+      for (int worker = 0; worker < Shared::kWorkers; ++worker) roles(worker).init_barriers();
+      barrier_fence_init();
     }
+    __syncthreads();
+    if (warp < Shared::kFirstLoader) {
+      take_registers<Shared::kConsumerRegisters>();
+      roles(warp / 4).consume(p, 1 + warp / 4);
+    } else if (warp < Shared::kFirstLoader + 4) {
+      give_registers<Shared::kLoaderRegisters>();
+      const int worker = warp - Shared::kFirstLoader;
+      if (worker < Shared::kWorkers) roles(worker).load(p, &k_map);
+    } else {
+      give_registers<Shared::kIdleRegisters>();
+    }
+    return;
+  }
+  const auto roles = [&](int slot) {
+    return R{stages + slot * R::Codes::kStageBytes,
+             base + static_cast<uint32_t>(slot * R::Codes::kStageBytes), known_turns[slot],
+             barriers_base + static_cast<uint32_t>(8 * R::kBarriers * slot)};
+  };
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < R::kStages; ++slot) roles(slot).init_barriers();
     barrier_fence_init();
   }
   __syncthreads();
-  const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < R::kFirstLoader) {
     take_registers<R::kConsumerRegisters>();
-    roles.consume(p, warp / 4);
+    roles(warp / 4).consume(p, 1 + warp / 4);
   } else {
     give_registers<R::kHelperRegisters>();
     const int loader = warp - R::kFirstLoader, query_warp = warp - R::kFirstQueryWarp;
     if (query_warp < 0) {
-      roles.load(p, &k_map, loader / R::kLoaders, loader % R::kLoaders);
+      roles(loader / R::kLoaders).load(p, &k_map, loader % R::kLoaders);
     } else if (query_warp < R::kStages) {
-      roles.bring_queries(p, query_warp);
+      const int blocks = static_cast<int>(gridDim.x) - num_shared_blocks;
+      const int block = static_cast<int>(blockIdx.x) - num_shared_blocks;
+      const TurnWalk walk(p, {cut, own, turns}, queue, block + query_warp * blocks,
+                          R::kStages * blocks);
+      roles(query_warp).bring_queries(p, walk);
     }
   }
-  if (follows) await_predecessor();  // so that what follows this one follows both
 }
 
 template <int kWidth, int kRows>
 void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMap& k_map,
-                   bool follows) {
+                   int* queue) {
   using R = Roles<kWidth, kRows>;
+  constexpr int kSharedBytes =
+      1024 + R::kBytes + 3 * (kMaxSequences + 1) * static_cast<int>(sizeof(int));
   const auto kernel = codes_kernel<kWidth, kRows>;
-  static const bool ready = allow_shared(kernel, R::kSharedBytes);
+  static const bool ready = allow_shared(kernel, kSharedBytes);
   (void)ready;
   const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()));
@@ -273,17 +339,18 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   const int turns =
       std::clamp(p.num_sequences * p.keys.heads / static_cast<int>(blocks), 1, kMaxTurns);
   launch("attention", context,
-         {.grid = dim3(blocks), .num_threads = R::kThreads, .shared_bytes = R::kSharedBytes},
-         kernel, p, k_map, turns, follows);
+         {.grid = dim3(blocks), .num_threads = R::kThreads, .shared_bytes = kSharedBytes}, kernel,
+         p, k_map, turns, queue);
 }
 
 template <int kWidth>
 void launch_width(Context& context, const AttentionProblem& all, const CUtensorMap& k_map) {
-  const bool several = all.num_sequences > kMaxDecodeSequences;
-  bool follows = false;
-  for (int sequence = 0; sequence < all.num_sequences; sequence += kMaxDecodeSequences) {
+  const auto launch_rows = all.group <= 8 ? launch_chunks<kWidth, 8> : launch_chunks<kWidth, 16>;
+  const bool several = all.num_sequences > kMaxSequences;
+  for (int sequence = 0, count = 0; sequence < all.num_sequences;
+       sequence += kMaxSequences, ++count) {
     AttentionProblem p = all;
-    p.num_sequences = std::min(all.num_sequences - sequence, kMaxDecodeSequences);
+    p.num_sequences = std::min(all.num_sequences - sequence, kMaxSequences);
     p.query_offsets += sequence;
     p.context_lengths += sequence;
     p.keys.pages += sequence * p.table_stride;
@@ -291,13 +358,8 @@ void launch_width(Context& context, const AttentionProblem& all, const CUtensorM
     p.chunk_stats += chunks;
     p.chunk_values += chunks * kWidth;
     if (several) p.shared_pages = nullptr;
-    if (p.shared_pages != nullptr) {
-      attention_shared_codes(context, p, k_map);
-      follows = true;
-    }
-    const auto own = p.group <= 8 ? launch_chunks<kWidth, 8> : launch_chunks<kWidth, 16>;
-    own(context, p, k_map, follows);
-    follows = true;
+    // A launch may begin before the one ahead of it ends.
+    launch_rows(context, p, k_map, context.decode_queues() + count % 2);
   }
 }
 

@@ -42,6 +42,7 @@ Context::Context(int device, int64_t limit_bytes)
   used_by_others_ = device_bytes_in_use();
   counters_ = allocator_.allocate(sizeof(DeviceCounters), "counters");
   prefill_queue_ = allocator_.allocate(sizeof(PrefillQueue), "counters");
+  decode_queues_ = allocator_.allocate(2 * sizeof(int), "counters");
   check(cudaMallocHost(reinterpret_cast<void**>(&staging_), kStagingBytes), "pinned staging");
   for (cudaEvent_t& event : staging_events_) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "CUDA event");
@@ -57,6 +58,7 @@ Context::~Context() {
   for (Arena::Range& range : scratch_) allocator_.drop(range);
   counters_.reset();
   prefill_queue_.reset();
+  decode_queues_.reset();
   for (cudaEvent_t event : staging_events_) cudaEventDestroy(event);
   for (const Download& download : downloads_) {
     cudaEventDestroy(download.done);

@@ -57,6 +57,8 @@ class Context {
   const Arena& allocator() const { return allocator_; }
   DeviceCounters* counters() const { return static_cast<DeviceCounters*>(counters_.data()); }
   PrefillQueue* prefill_queue() const { return static_cast<PrefillQueue*>(prefill_queue_.data()); }
+  // Two counters of what the blocks of decoding have taken, 0 between launches.
+  int* decode_queues() const { return static_cast<int*>(decode_queues_.data()); }
   LibraryProducts& library() const { return *library_; }
 
   // What the device says is in use, less what was when this object was made.
@@ -108,7 +110,7 @@ class Context {
   Arena allocator_;
   std::array<Arena::Range, kNumScratchSlots> scratch_;
   std::unique_ptr<LibraryProducts> library_;
-  tensor::Buffer counters_, prefill_queue_;
+  tensor::Buffer counters_, prefill_queue_, decode_queues_;
   std::unique_ptr<UploadRing> ring_;  // of large arrays, made when the first one comes
   char* staging_ = nullptr;           // pinned, used as a ring
   int64_t staging_used_ = 0;

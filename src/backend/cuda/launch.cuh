@@ -9,20 +9,14 @@
 
 namespace octet::cuda {
 
-// Lets a kernel's successor become resident.
-__device__ inline void let_successor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 // A kernel started by `launch` may be resident before the one queued ahead of it is done: it waits
 // for that one's results, and reads before only what is older. It lets its own successor come
-// likewise. (Decoding's second launch does so before it waits: attention_decode_codes.cu.)
+// likewise.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
-  let_successor();
 }
 
 struct LaunchShape {

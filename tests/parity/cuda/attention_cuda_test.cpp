@@ -309,7 +309,8 @@ TEST_F(AttentionCuda, PagesOfCodesHaveWholeBlocks) {
   EXPECT_THROW(run_attention(gpu(), p, sequences, {whole(sequences)}), Error);
 }
 
-// More sequences than one launch takes, with pages in common, against the same in two calls.
+// More sequences than one launch takes, against the same in two calls, which read pages in common
+// once: a whole chunk, and a page more.
 TEST_F(AttentionCuda, ManySequencesEqualFew) {
   constexpr int64_t kPages = 300, kSequences = 1800, kTablePages = 20, kHalf = kSequences / 2;
   constexpr int64_t kHeads = 4, kWidth = 128;
@@ -323,41 +324,43 @@ TEST_F(AttentionCuda, ManySequencesEqualFew) {
   gpu().kv_append({new_k, new_v, Array(slots), {k, v, k_scale, v_scale}});
   const Array q = random_array(DType::kBF16, Shape{kSequences, kHeads, kWidth}, 3);
   Array out(DType::kBF16, Shape{kSequences, kHeads, kWidth});
-  const auto attend = [&](int64_t begin, int64_t end) {
+  const auto attend = [&](int64_t begin, int64_t end, int32_t shared_pages) {
     RandomSequence random({.seed = 4}, RngUse::kShuffle);
     std::vector<int32_t> offsets{0}, lengths, firsts, shared;
     Array table(DType::kI32, Shape{end - begin, kTablePages});
     for (int64_t s = 0; s < kSequences; ++s) {
-      const auto length = static_cast<int32_t>(257 + random.next_below(60));
+      const auto length = static_cast<int32_t>(273 + random.next_below(44));
       const bool inside = s >= begin && s < end;
-      for (int64_t i = 0; i < kTablePages; ++i) {  // runs of 30 sequences begin with 16 pages
-        const double page = i < 16 ? static_cast<double>((s / 30 * 7 + i) % kPages)
-                                   : static_cast<double>(random.next_below(kPages));
+      for (int64_t i = 0; i < kTablePages; ++i) {  // runs of 30 sequences
+        const double page = i < shared_pages ? static_cast<double>((s / 30 * 7 + i) % kPages)
+                                             : static_cast<double>(random.next_below(kPages));
         if (inside) table.set((s - begin) * kTablePages + i, page);
       }
       if (!inside) continue;
       lengths.push_back(length);
       offsets.push_back(static_cast<int32_t>(lengths.size()));
       firsts.push_back(static_cast<int32_t>(s / 30 * 30 - begin));
-      shared.push_back(16);
+      shared.push_back(shared_pages);
     }
     const Array offsets_array(offsets), lengths_array(lengths);
     const Array firsts_array(firsts), shared_array(shared);
     const TensorView rows = q.view().slice_rows(begin, end - begin),
                      results = out.view().slice_rows(begin, end - begin);
-    gpu().attention(
-        {.q = rows,
-         .cache = {k, v, k_scale, v_scale},
-         .batch = {offsets_array, lengths_array, table, 1, 320, firsts_array, shared_array, 16},
-         .out = results,
-         .lse = {},
-         .scale = 0.1f});
+    gpu().attention({.q = rows,
+                     .cache = {k, v, k_scale, v_scale},
+                     .batch = {offsets_array, lengths_array, table, 1, 320, firsts_array,
+                               shared_array, shared_pages},
+                     .out = results,
+                     .lse = {},
+                     .scale = 0.1f});
   };
-  attend(0, kHalf);
-  attend(kHalf, kSequences);
-  const std::vector<char> few = out.bytes();
-  attend(0, kSequences);
-  EXPECT_TRUE(out.bytes() == few);
+  for (const int32_t shared_pages : {16, 17}) {
+    attend(0, kHalf, shared_pages);
+    attend(kHalf, kSequences, shared_pages);
+    const std::vector<char> few = out.bytes();
+    attend(0, kSequences, shared_pages);
+    EXPECT_TRUE(out.bytes() == few) << shared_pages;
+  }
 }
 
 TEST_F(AttentionCuda, NoContextGivesZeros) {

@@ -29,6 +29,14 @@
 
 namespace octet::cuda {
 
+// The thread's index in its warpgroup, to the compiler another one each time: a loop's turns make
+// anew what follows from it, which costs less than the registers that would keep all of it.
+__device__ inline int warpgroup_thread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<int>(thread % 128);
+}
+
 // The power with which 2^power brings a query's largest magnitude to [2^7, 2^8), of E4M3's 448.
 __device__ inline int query_power(float amax) {
   const int exponent = static_cast<int>(__float_as_uint(amax) >> 23) - 127;

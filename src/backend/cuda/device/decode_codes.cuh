@@ -120,7 +120,7 @@ struct DecodeCodes {
   __device__ static void attend(char* stage, uint32_t stage_address, float2* chunk_stats,
                                 float* chunk_values, int barrier, const ReleaseKeys& release_keys,
                                 const WaitValues& wait_values, const Release& release) {
-    const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
+    const int thread = warpgroup_thread(), warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, t = lane % 4;
     // Known to be one for all lanes, and not ahead of time.
     const uint32_t address = __shfl_sync(0xFFFFFFFFu, stage_address, 0);

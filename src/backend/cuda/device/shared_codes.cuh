@@ -3,7 +3,7 @@
 // wide operand of the matrix unit and the chunk's scores lie in registers, as in prefill.
 //
 // Lane (g = lane / 4, t = lane % 4) of warp w holds rows 16 w + g + 8 h, h = 0, 1, and columns 8 j
-// + 2 t + e, keys of half a chunk or head elements: register 4 j + 2 h + e.
+// + 2 t + e, keys of a quarter of the chunk or head elements: register 4 j + 2 h + e.
 #pragma once
 
 #include "backend/cuda/device/async_copy.cuh"
@@ -39,7 +39,7 @@ struct SharedCodes {
   // Brings the rows' queries as terms, by all threads; `factor`: softmax scale × log2 e.
   __device__ void place_queries(const Bf16* q, float factor) const {
     constexpr int kLanes = kWidth / 8, kAtOnce = 128 / kLanes;  // of a row; rows
-    const int thread = static_cast<int>(threadIdx.x), piece = thread % kLanes;
+    const int thread = warpgroup_thread(), piece = thread % kLanes;
     uint4 words[kRows / kAtOnce];
 #pragma unroll
     for (int i = 0; i < kRows / kAtOnce; ++i) {
@@ -61,35 +61,34 @@ struct SharedCodes {
   __device__ void attend(int chunk, float2* chunk_stats, float* chunk_values,
                          const ReleaseKeys& release_keys, const WaitValues& wait_values,
                          const ReleaseValues& release_values) const {
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    float s[2][64];  // halves of the chunk
+    const int thread = warpgroup_thread(), warp = thread / 32, lane = thread % 32;
+    float s[4][32];  // quarters of the chunk
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      wgmma_hold(s[half]);
+    for (int part = 0; part < 4; ++part) {
+      wgmma_hold(s[part]);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kWidth / 16; ++step) {  // the low terms', then the high terms'
         const int within = step % (kWidth / 32) * 32, low = step < kWidth / 32 ? kWidth : 0;
         const int at = low + within;
-        Wgmma<128>::run<Operands::kE4M3>(
-            s[half], descriptor<128>(kQueries + at / 128 * kSlabBytes + at % 128),
-            descriptor<kWidth>(kKeys + half * (128 * kWidth) + within), step > 0);
+        Wgmma<64>::run<Operands::kE4M3>(
+            s[part], descriptor<128>(kQueries + at / 128 * kSlabBytes + at % 128),
+            descriptor<kWidth>(kKeys + part * (64 * kWidth) + within), step > 0);
       }
       wgmma_commit();
     }
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (half == 0) wgmma_wait<1>();
-      if (half == 1) wgmma_wait<0>();
-      wgmma_hold(s[half]);
+    for (int part = 0; part < 4; ++part) {
+      if (part % 2 == 0) part == 0 ? wgmma_wait<2>() : wgmma_wait<0>();
+      wgmma_hold(s[part]);
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const float2 scale = columns(kKeyScales, half)[4 * j];
+      for (int j = 0; j < 8; ++j) {
+        const float2 scale = columns(kKeyScales, part)[4 * j];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[half][4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
+        for (int i = 0; i < 4; ++i) s[part][4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) largest[i / 2] = fmaxf(largest[i / 2], s[half][4 * j + i]);
+        for (int i = 0; i < 4; ++i) largest[i / 2] = fmaxf(largest[i / 2], s[part][4 * j + i]);
       }
     }
     float row_factor[2], maximum[2], shift[2];
@@ -117,35 +116,36 @@ struct SharedCodes {
     const float up = power_of_two(power), down = power_of_two(-power);
 
     uint32_t weights[2][2][4][4];  // half, term (low, high), step of 32 keys
-    float sums[4][2][2] = {};      // of 16 keys of each tile of 64, row, residue
+    float sums[4][2][2] = {};      // of 16 keys of each quarter, row, residue
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float(&scores)[64] = s[half];
+    for (int part = 0; part < 4; ++part) {
+      float(&scores)[32] = s[part];
 #pragma unroll
-      for (int i = 0; i < 64; ++i) {
+      for (int i = 0; i < 32; ++i) {
         scores[i] = exp2_flushing(fmaf(scores[i], row_factor[i % 4 / 2], shift[i % 4 / 2]));
       }
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {  // a key and the eighth after it
+      for (int i = 0; i < 16; ++i) {  // a key and the eighth after it
         const int at = i / 4 * 8 + i % 4;
-        sums[i / 4 % 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
+        sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
       }
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const float2 scale = columns(kValueScales, half)[4 * j];
+      for (int j = 0; j < 8; ++j) {
+        const float2 scale = columns(kValueScales, part)[4 * j];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           scores[4 * j + i] *= (i % 2 == 0 ? scale.x : scale.y) * down;
         }
       }
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
+      for (int step = 0; step < 2; ++step) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           const float* a = &scores[16 * step + 8 * (r / 2) + 2 * (r % 2)];
           const TermPairs first = e4m3_terms(a[0], a[1]), second = e4m3_terms(a[4], a[5]);
-          weights[half][0][step][r] = first.low | second.low << 16;
-          weights[half][1][step][r] = first.high | second.high << 16;
+          uint32_t(&to)[2][4][4] = weights[part / 2];
+          to[0][part % 2 * 2 + step][r] = first.low | second.low << 16;
+          to[1][part % 2 * 2 + step][r] = first.high | second.high << 16;
         }
       }
     }
@@ -234,9 +234,9 @@ struct SharedCodes {
   __device__ uint64_t descriptor(int offset) const {
     return codes_descriptor<kSwizzle, kBlockBytes>(base, offset);
   }
-  // Scales of half a chunk, from the lane's first columns on; the next ones are four on.
-  __device__ const float2* columns(int offset, int half) const {
-    return reinterpret_cast<const float2*>(shared + offset) + half * 64 + threadIdx.x % 4;
+  // Scales of a quarter of the chunk, from the lane's first columns on; the next ones are four on.
+  __device__ const float2* columns(int offset, int part) const {
+    return reinterpret_cast<const float2*>(shared + offset) + part * 32 + threadIdx.x % 4;
   }
 };
 
