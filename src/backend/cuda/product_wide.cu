@@ -352,7 +352,8 @@ bool launch_wide(Context& context, const Product& product) {
   return true;
 }
 
-// A tile, and the nanoseconds of a chunk of K where all multiprocessors work, measured on an H200.
+// A tile, and about how many nanoseconds a chunk of K takes it: from products of 4,096 rows and
+// 4,096 or 12,288 of K on an H200, where 32 to 128 multiprocessors had one tile each.
 struct Choice {
   int tokens, rows;
   int64_t nanoseconds;
