@@ -25,6 +25,7 @@ constexpr int kOffers = 8;                   // what the heuristic returns at mo
 constexpr size_t kFinalists = 16;            // timed again and then tested
 constexpr double kFinalMicroseconds = 1500;  // of timing one of them
 constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
+constexpr double kNearTie = 0.98;           // the own kernel's: what follows it comes early
 constexpr int64_t kRecordedTokens = 1024;   // decoding has at most so many
 constexpr int64_t kCacheBytes = 160 << 20;  // more than three times the second-level cache
 constexpr int64_t kTestTokens = 384;        // enough rows that a rare difference shows
@@ -429,7 +430,7 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
   }
   std::ranges::sort(timed_, by_time);
   for (const Timed& candidate : timed_) {
-    if (candidate.microseconds >= choice.microseconds) break;
+    if (candidate.microseconds >= kNearTie * choice.own_microseconds) break;
     if (!in_class(candidate.algorithm)) continue;
     choice.library = true;
     std::memcpy(choice.algorithm.data(), &candidate.algorithm, sizeof(Algorithm));
