@@ -33,8 +33,11 @@ test() {
   keep "$(dirname "$parity")/cuda_rollout_test" --gtest_brief=1
 }
 
-# Small cases of every kernel under the memory checker, those that share memory under the race one.
+# A whole rollout and small cases of every kernel under the memory checker, those that share memory under the race one.
 sanitize() {
+  keep compute-sanitizer --error-exitcode 1 --tool memcheck "$octet" bench exactness \
+    --shape smollm2-135m --layers 2 --prompts 8 --n 12 --prompt-tokens 300 --new-tokens 8 \
+    --load-in-fp8 channel
   keep compute-sanitizer --error-exitcode 1 --tool memcheck "$parity" --gtest_brief=1 \
     --gtest_filter='OpsCuda.Conv*:OpsCuda.Act*:OpsCuda.Norms*:OpsCuda.Rot*:OpsCuda.LogProbs*:OpsCuda.Opt*:OpsCuda.Filters*:OpsCudaFused.Draws*:OpsCudaFused.Att*:QuantizeCuda.Bl*:QuantizeCuda.All*:*LinearCuda.*Gradient*:AttentionCuda.Back*:AttentionCuda.Copies*:AttentionCuda.Appends*:AttentionCuda.Forward*'
   keep compute-sanitizer --error-exitcode 1 --tool racecheck "$parity" --gtest_brief=1 \
