@@ -33,7 +33,8 @@ test() {
   keep "$(dirname "$parity")/cuda_rollout_test" --gtest_brief=1
 }
 
-# A whole rollout and small cases of every kernel under the memory checker, those that share memory under the race one.
+# A whole rollout and small cases of every kernel under the memory checker, those that share memory
+# under the race one.
 sanitize() {
   keep compute-sanitizer --error-exitcode 1 --tool memcheck "$octet" bench exactness \
     --shape smollm2-135m --layers 2 --prompts 8 --n 12 --prompt-tokens 300 --new-tokens 8 \
