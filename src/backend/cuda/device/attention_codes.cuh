@@ -73,4 +73,23 @@ __device__ inline TermPairs e4m3_terms(float a, float b) {
   return {e4m3_pair(high_a, high_b), e4m3_pair(a - high_a, b - high_b)};
 }
 
+// Codes of the terms of eight neighbouring elements of a query, BF16 in pairs, times `up`, a power
+// of two.
+struct QueryTerms {
+  uint32_t high[2], low[2];
+};
+__device__ inline QueryTerms query_terms(const uint32_t (&pairs)[4], float up) {
+  const auto terms_of = [up](uint32_t pair) {
+    return e4m3_terms(__uint_as_float(pair << 16) * up, __uint_as_float(pair & 0xFFFF0000u) * up);
+  };
+  QueryTerms terms;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const TermPairs first = terms_of(pairs[2 * i]), second = terms_of(pairs[2 * i + 1]);
+    terms.high[i] = first.high | second.high << 16;
+    terms.low[i] = first.low | second.low << 16;
+  }
+  return terms;
+}
+
 }  // namespace octet::cuda

@@ -113,7 +113,8 @@ class CodesConsumer : public PrefillRows<Layout> {
         load_shared(this->fetched_query(h, i), words[i]);
 #pragma unroll
         for (const uint32_t pair : words[i]) {
-          amax = fmaxf(amax, fmaxf(fabsf(low_of(pair)), fabsf(high_of(pair))));
+          const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000u);
+          amax = fmaxf(amax, fmaxf(fabsf(low), fabsf(high)));
         }
       }
       const int power = query_power(quad_max(amax));
@@ -122,29 +123,20 @@ class CodesConsumer : public PrefillRows<Layout> {
       const int row = this->row_of(0, h);
 #pragma unroll
       for (int i = 0; i < Rows::kPieces; ++i) {
-        uint32_t terms[2][2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t one = words[i][2 * half], two = words[i][2 * half + 1];
-          const TermPairs first = e4m3_terms(low_of(one) * up, high_of(one) * up);
-          const TermPairs second = e4m3_terms(low_of(two) * up, high_of(two) * up);
-          terms[0][half] = first.high | second.high << 16;
-          terms[1][half] = first.low | second.low << 16;
-        }
-#pragma unroll
-        for (int term = 0; term < 2; ++term) {
+        const QueryTerms terms = query_terms(words[i], up);
+        const auto store = [&](int term, const uint32_t(&codes)[2]) {
           const int at = term * kWidth + this->piece_of(i) * 8;  // of the row's 2 kWidth bytes
           store_shared(
               this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
-              terms[term][0], terms[term][1]);
-        }
+              codes[0], codes[1]);
+        };
+        store(0, terms.high);
+        store(1, terms.low);
       }
     }
     fence_async_proxy();
     warpgroup_sync(1 + this->group_);
   }
-  __device__ static float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
-  __device__ static float high_of(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
   // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
   // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,

@@ -198,28 +198,20 @@ struct SharedCodes {
   // Eight elements of a row; its other ones are with the lanes beside this one.
   __device__ void place_query(int row, int piece, const uint4& elements, float factor) const {
     const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-    float x[8], amax = 0;
+    float amax = 0;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      x[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xFFFF0000u);
-      amax = fmaxf(amax, fabsf(x[e]));
+    for (const uint32_t pair : words) {
+      amax = fmaxf(amax, fabsf(__uint_as_float(pair << 16)));
+      amax = fmaxf(amax, fabsf(__uint_as_float(pair & 0xFFFF0000u)));
     }
 #pragma unroll
     for (int offset = 1; offset < kWidth / 8; offset *= 2) {
       amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
     }
     const int power = query_power(amax);
-    const float scale = power_of_two(power);
-    uint32_t high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const TermPairs a = e4m3_terms(x[4 * i] * scale, x[4 * i + 1] * scale);
-      const TermPairs b = e4m3_terms(x[4 * i + 2] * scale, x[4 * i + 3] * scale);
-      high[i] = a.high | b.high << 16;
-      low[i] = a.low | b.low << 16;
-    }
-    store_shared(query_at(row, 8 * piece), high[0], high[1]);
-    store_shared(query_at(row, kWidth + 8 * piece), low[0], low[1]);
+    const QueryTerms terms = query_terms(words, power_of_two(power));
+    store_shared(query_at(row, 8 * piece), terms.high[0], terms.high[1]);
+    store_shared(query_at(row, kWidth + 8 * piece), terms.low[0], terms.low[1]);
     if (piece == 0) {
       reinterpret_cast<float*>(shared + kFactors)[row] = factor * power_of_two(-power);
     }
