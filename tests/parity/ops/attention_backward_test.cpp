@@ -20,8 +20,9 @@ std::vector<Gradients> gradients(ops::Backend& backend, const AttentionProblem& 
   const Shape key_shape{num_tokens, p.kv_heads, p.width};
   Array q(p.dtype, query_shape, p.width), out(p.dtype, query_shape), dout(p.dtype, query_shape);
   Array lse(DType::kF32, Shape{num_tokens, p.heads});
-  const Array dq(p.dtype, query_shape, 2 * p.width);
-  const Array dk(p.dtype, key_shape, p.width), dv(p.dtype, key_shape);
+  const Array dq = random_array(p.dtype, query_shape, 7, 1, 2 * p.width);
+  const Array dk = random_array(p.dtype, key_shape, 8, 1, p.width);
+  const Array dv = random_array(p.dtype, key_shape, 9);
   std::vector<int32_t> offsets{0}, lengths;
   Array table(DType::kI32, Shape{static_cast<int64_t>(sequences.size()), run.cache.max_pages()});
   int64_t at = 0, lse_at = 0;

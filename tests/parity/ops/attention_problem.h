@@ -157,7 +157,7 @@ inline void attend(ops::Backend& backend, const AttentionProblem& p,
                      .cache = cache.view()});
   ops::AttentionBatch batch{offsets_array, lengths_array, table_array};
   batch.min_query_tokens = std::ranges::min(parts, {}, &AttentionPart::tokens).tokens;
-  const Array out(p.dtype, Shape{num_tokens, p.heads, p.width}, 3 * p.width);
+  const Array out = random_array(p.dtype, Shape{num_tokens, p.heads, p.width}, 9, 1, 3 * p.width);
   const Array lse(DType::kF32, Shape{num_tokens, p.heads});
   backend.attention({.q = slice(0, p.heads),
                      .cache = cache.view(),

@@ -47,7 +47,7 @@ TEST_P(ElementwiseTest, Embedding) {
         // Rows of whole eights, apart and aligned; and others.
         const int64_t gap = width % 8 == 0 ? 8 : 3;
         const Array table = random_array(from, Shape{9, width}, 1, 1, gap);
-        const Array ids({8, 0, 3, 3, 7}), out(to, Shape{5, width}, gap);
+        const Array ids({8, 0, 3, 3, 7}), out = random_array(to, Shape{5, width}, 3, 1, gap);
         backend_->embedding({.table = table, .ids = Array({4, 4, -1, 4, -1}), .out = out});
         for (int64_t i = 0; i < width; ++i) {
           EXPECT_EQ(out.get(2 * width + i), 0);

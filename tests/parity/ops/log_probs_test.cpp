@@ -35,7 +35,7 @@ class LogProbsTest : public OpTest {
  protected:
   std::vector<double> log_probs(const Array& logits, const std::vector<int32_t>& targets,
                                 float temperature, int64_t num_known) {
-    const Array out(DType::kF32, Shape{static_cast<int64_t>(targets.size())});
+    const Array out = random_array(DType::kF32, Shape{static_cast<int64_t>(targets.size())}, 9);
     backend_->log_probs({.logits = logits,
                          .targets = Array(targets),
                          .log_probs = out,
@@ -54,7 +54,8 @@ TEST_P(LogProbsTest, EqualsFloat64) {
       const Array logits = random_array(DType::kF32, Shape{kRows, columns}, 1, 4, 3);
       const std::vector<int32_t> targets = {0, static_cast<int32_t>(known - 1),
                                             static_cast<int32_t>(known / 2)};
-      const Array out(DType::kF32, Shape{kRows}), entropy(DType::kF32, Shape{kRows});
+      const Array out = random_array(DType::kF32, Shape{kRows}, 9);
+      const Array entropy = random_array(DType::kF32, Shape{kRows}, 10);
       backend_->log_probs({.logits = logits,
                            .targets = Array(targets),
                            .log_probs = out,
@@ -145,7 +146,8 @@ TEST_P(LogProbsTest, ExtremeLogits) {
   const Array masked(DType::kF32, Shape{1, 3}, {-kInfinity, std::log(3.0), 0});
   expect_near(log_probs(masked, {0}, 1, 3), {-INFINITY}, bound, "masked");
   expect_near(log_probs(masked, {1}, 1, 3), {std::log(0.75)}, bound, "beside the masked");
-  const Array entropy(DType::kF32, Shape{1}), gradient(DType::kF32, Shape{1, 3});
+  const Array entropy(DType::kF32, Shape{1});
+  const Array gradient = random_array(DType::kF32, Shape{1, 3}, 9);
   const Array one(DType::kF32, Shape{1}, std::vector<double>{1});
   backend_->log_probs(
       {.logits = masked, .targets = {}, .log_probs = {}, .entropy = entropy, .num_known = 3});
@@ -172,7 +174,8 @@ TEST_P(LogProbsTest, TargetsThatAreNotKnown) {
   EXPECT_EQ(actual[1], -INFINITY);
   EXPECT_LT(actual[2], 0);
   EXPECT_EQ(actual[3], -INFINITY);
-  const Array ones(DType::kF32, Shape{4}, {1, 1, 1, 1}), gradient(DType::kF32, Shape{4, 6});
+  const Array ones(DType::kF32, Shape{4}, {1, 1, 1, 1});
+  const Array gradient = random_array(DType::kF32, Shape{4, 6}, 9);
   backend_->log_probs_backward({.logits = logits,
                                 .targets = Array({-1, 4, 2, 900}),
                                 .dlog_probs = ones,

@@ -20,7 +20,8 @@ struct Sampled {
 Sampled sample(ops::Backend& backend, const TensorView& logits,
                const std::vector<ops::SampleParams>& params, int64_t num_known) {
   const auto rows = static_cast<int64_t>(params.size());
-  const Array ids(DType::kI32, Shape{rows}), log_probs(DType::kF32, Shape{rows});
+  const Array ids(std::vector<int32_t>(static_cast<size_t>(rows), -9));
+  const Array log_probs = random_array(DType::kF32, Shape{rows}, 9);
   const Array kept(DType::kF32, Shape{rows});
   backend.sample({.logits = logits,
                   .params = params,
