@@ -270,6 +270,13 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
                         cut[p.num_sequences] * p.keys.heads * turns);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   const uint32_t barriers_base = shared_address(barriers);
+  const auto init_barriers = [&](int count, const auto& roles) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < count; ++i) roles(i).init_barriers();
+      barrier_fence_init();
+    }
+    __syncthreads();
+  };
   if (static_cast<int>(blockIdx.x) < num_shared_blocks) {
     const auto roles = [&](int index) {
       const int bytes = index * Shared::kWorkerBytes;
@@ -279,11 +286,7 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
                     Shared::kWorkers * num_shared_blocks,
                     barriers_base + static_cast<uint32_t>(8 * Shared::kBarriers * index)};
     };
-    if (threadIdx.x == 0) {
-      for (int worker = 0; worker < Shared::kWorkers; ++worker) roles(worker).init_barriers();
-      barrier_fence_init();
-    }
-    __syncthreads();
+    init_barriers(Shared::kWorkers, roles);
     if (warp < Shared::kFirstLoader) {
       take_registers<Shared::kConsumerRegisters>();
       roles(warp / 4).consume(p, 1 + warp / 4);
@@ -301,11 +304,7 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
              base + static_cast<uint32_t>(slot * R::Codes::kStageBytes), known_turns[slot],
              barriers_base + static_cast<uint32_t>(8 * R::kBarriers * slot)};
   };
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < R::kStages; ++slot) roles(slot).init_barriers();
-    barrier_fence_init();
-  }
-  __syncthreads();
+  init_barriers(R::kStages, roles);
   if (warp < R::kFirstLoader) {
     take_registers<R::kConsumerRegisters>();
     roles(warp / 4).consume(p, 1 + warp / 4);

@@ -26,7 +26,7 @@ constexpr size_t kFinalists = 16;            // timed again and then tested
 constexpr double kFinalMicroseconds = 1500;  // of timing one of them
 constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
 constexpr double kNearTie = 0.98;           // the own kernel's: what follows it comes early
-constexpr int64_t kRecordedTokens = 1024;   // decoding has at most so many
+constexpr int64_t kRecordedTokens = 1024;   // a step of decoding seldom has more
 constexpr int64_t kCacheBytes = 160 << 20;  // more than three times the second-level cache
 constexpr int64_t kTestTokens = 384;        // enough rows that a rare difference shows
 
