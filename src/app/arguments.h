@@ -97,7 +97,7 @@ struct BenchArguments {
   int64_t num_samples = 1;
   int64_t prompt_tokens = 1000;
   int64_t new_tokens = 1000;
-  int64_t batch_tokens = 8192;  // of one step
+  int64_t batch_tokens = 8192;  // of one step; gemm on CUDA: of a product
   int64_t max_sequences = 0;    // running at once; 0: all
   int64_t kv_tokens = 0;        // the pool; 0: enough for all
   int64_t repeat = 1;           // calls

@@ -63,6 +63,7 @@ int run_bench_products(const BenchArguments& arguments) {
       const bool head = &product == &named.back();
       if (head && format != ProductFormat::kBF16) continue;  // always BF16, to F32 logits
       for (const int64_t tokens : kTokens) {
+        if (tokens > arguments.batch_tokens) continue;
         if (head && tokens > 512) continue;  // logits come in chunks of few tokens
         if (format == ProductFormat::kBlocks && tokens == 1) continue;  // the own kernel's
         keys.push_back({format, !head, product.rows, product.depth, tokens});

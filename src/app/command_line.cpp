@@ -192,7 +192,8 @@ Run define_bench(CLI::App& command) {
   number("--n", arguments->num_samples, "samples of each prompt");
   number("--prompt-tokens", arguments->prompt_tokens, "tokens of a prompt");
   number("--new-tokens", arguments->new_tokens, "tokens of a sample");
-  number("--batch-tokens", arguments->batch_tokens, "new tokens of one step at most");
+  number("--batch-tokens", arguments->batch_tokens,
+         "new tokens of one step, or of a product of gemm, at most");
   number("--max-num-seqs", arguments->max_sequences, "running at once; 0: all");
   number("--kv-tokens", arguments->kv_tokens, "tokens that the pool holds; 0: enough for all");
   number("--repeat", arguments->repeat, "calls of rollout; memory must not grow");
@@ -206,7 +207,7 @@ Run define_bench(CLI::App& command) {
   add_device_options(command, arguments->device);
   command.footer(
       "Example:\n  octet bench gemm --threads 1\n"
-      "  octet bench gemm --device cuda:0 --shape qwen3-8b\n"
+      "  octet bench gemm --device cuda:0 --shape qwen3-8b --batch-tokens 64\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256\n"
       "  octet bench load --shape qwen3-8b --folder /dev/shm/qwen3-8b");
