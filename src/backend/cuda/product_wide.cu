@@ -1,6 +1,6 @@
-// Own product of 8-bit codes on Hopper for more tokens than product.cu serves well. Tokens are the
-// matrix units' wide operand, 64 to a warpgroup; one thread brings tiles of both operands by the
-// tensor memory accelerator, and a block goes from tile to tile of the result.
+// Own product of 8-bit codes on Hopper for up to 1,024 tokens. Tokens are the matrix units' wide
+// operand, 64 to a warpgroup, however few there are; a warpgroup's warps bring tiles of both
+// operands by the tensor memory accelerator, and a block goes from tile to tile of the result.
 #include <algorithm>
 #include <span>
 
@@ -18,20 +18,21 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int64_t kFewTokens = 64, kManyTokens = 1024;  // served: more than the first
+constexpr int64_t kFewTokens = 64, kManyTokens = 1024;  // at most
 constexpr int kScaleBlock = 128;                        // rows of a weight with one block scale
+constexpr int kLoaders = 4;                             // warps
 constexpr int kFour = 4;                                // chunks whose block scales come at once
-constexpr int kFours = 4;                               // in shared memory
 
 // Of a thread, where there are two groups; 168 at the start.
 constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
 
 // A tile of the result: 64 tokens for each of kGroups warpgroups times kRows rows of the weight.
-// A stage is one chunk of K of both operands.
-template <ProductFormat kFormat, int kGroups_, int kRows_>
+// A stage is one chunk of K of both operands; kTogether chunks are multiplied without a pause.
+template <ProductFormat kFormat, int kGroups_, int kRows_, int kTogether_ = 1>
 struct WideTile {
   static constexpr bool kBlocks = kFormat == ProductFormat::kBlocks;
   static constexpr int kGroups = kGroups_, kRows = kRows_, kTokens = 64 * kGroups;
+  static constexpr int kTogether = kTogether_;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kSums = kRows / 2;  // of a thread
 
@@ -39,16 +40,20 @@ struct WideTile {
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   // Block scales of four chunks: [kTokens, 4], then [4] of the weight's.
   static constexpr int kFourBytes = 16 * kTokens + 128;
+  // One warpgroup leaves room for a block of another kernel beside it.
+  static constexpr int kRoom = (kGroups == 1 ? 192 : 226) * 1024;
+  static constexpr int kStages =
+      kBlocks ? (kRoom - 2 * kFourBytes) / (kStageBytes + 16 + kFourBytes / kFour)
+              : (kRoom - kGroups * kRows * 4) / (kStageBytes + 16);
+  static constexpr int kFours = (kStages + kFour - 2) / kFour + 1;  // whose chunks may be there
   // Or scales of rows, for each group.
   static constexpr int kScaleBytes = kBlocks ? kFours * kFourBytes : kGroups * kRows * 4;
-  static constexpr int kMostStages = kFour * (kFours - 1) + 1;  // whose scales are there
-  static constexpr int kStages =
-      std::min(kMostStages, (227 * 1024 - 1024 - 16 * kMostStages - kScaleBytes) / kStageBytes);
   // From the first multiple of 1,024 on: stages, scales, barriers.
   static constexpr int kScales = kStages * kStageBytes;
   static constexpr int kBarriers = kScales + kScaleBytes;
   static constexpr int kSharedBytes = 1024 + kBarriers + 16 * kStages;
-  static_assert(kRows % 32 == 0 && kRows <= kScaleBlock && (!kBlocks || kScaleBlock % kRows == 0));
+  static_assert(kRows % 16 == 0 && kRows <= kScaleBlock && (!kBlocks || kScaleBlock % kRows == 0));
+  static_assert(kSharedBytes <= 227 * 1024 && kStages > 2 * kTogether);
 };
 
 struct WideProduct {
@@ -77,7 +82,7 @@ struct WideBlock {
   __device__ uint32_t tokens(int slot) const { return weights(slot) + Tile::kWeightBytes; }
   // Block scales of a chunk, counted over all tiles of the block, and its three neighbours.
   __device__ static int four(int index) {
-    return Tile::kScales + index / kFour % kFours * Tile::kFourBytes;
+    return Tile::kScales + index / kFour % Tile::kFours * Tile::kFourBytes;
   }
 
   // Calls body(first row, first token). Neighbouring blocks share the weight.
@@ -90,73 +95,86 @@ struct WideBlock {
     }
   }
 
-  // One thread's. The first stages' weights are asked for while the kernel before this one runs.
-  __device__ void load(const WideMaps& maps) const {
+  // One thread's of each loading warp: they take the chunks in turns, since asking for one takes
+  // such a thread longer than the matrix unit needs for it. The first stages' weights and their
+  // scales are asked for while the kernel before this one runs.
+  __device__ void load(const WideMaps& maps, int loader) const {
     const uint64_t once = read_once();
     const int num_ahead = wide.p.settled ? min(wide.num_chunks, Tile::kStages) : 0;
-    RingPlace<Tile::kStages> place;
-    int index = 0;
+    RingPlace<Tile::kStages> place{loader};
+    int index = loader, tile_index = 0;  // of chunks, counted over all tiles of the block
     for_tiles([&](int row, int token) {
       const int left = static_cast<int>(wide.p.num_tokens) - token;
       const bool last = left < Tile::kTokens;
       const int num_tokens = last ? left : Tile::kTokens;
       const auto load_weights = [&](int slot, int chunk) {
-        const int scale_rows = Tile::kBlocks && chunk % kFour == 0 ? num_tokens + 1 : 0;
+        const bool has_scales = Tile::kBlocks && chunk % kFour == 0;
+        const int scale_rows = has_scales ? num_tokens + 1 : 0;
         barrier_expect(full(slot), Tile::kWeightBytes + num_tokens * kChunkBytes + 16 * scale_rows);
         bulk_copy_box(weights(slot), &maps.weights, chunk * kChunkBytes, row, full(slot), once);
+        if (has_scales) {
+          bulk_copy_box(base + four(tile_index + chunk) + 16 * Tile::kTokens, &maps.w_scales,
+                        4 * chunk, row / kScaleBlock, full(slot));
+        }
       };
-      if (index == 0) {
-        for (int i = 0; i < num_ahead; ++i) load_weights(i, i);
+      if (tile_index == 0) {
+        prefetch_map(last ? &maps.last_tokens : &maps.tokens);
+        for (int chunk = loader; chunk < num_ahead; chunk += kLoaders) load_weights(chunk, chunk);
         await_predecessor();
       }
-      for (int chunk = 0; chunk < wide.num_chunks; ++chunk, ++index) {
+      for (int chunk = index - tile_index; chunk < wide.num_chunks; chunk += kLoaders) {
         const int slot = place.slot;
         if (index >= Tile::kStages) barrier_wait(empty(slot), place.parity ^ 1);
         if (index >= num_ahead) load_weights(slot, chunk);
         bulk_copy_box(tokens(slot), last ? &maps.last_tokens : &maps.tokens, chunk * kChunkBytes,
                       token, full(slot));
         if (Tile::kBlocks && chunk % kFour == 0) {
-          const uint32_t to = base + four(index);
-          bulk_copy_box(to, last ? &maps.last_x_scales : &maps.x_scales, 4 * chunk, token,
-                        full(slot));
-          bulk_copy_box(to + 16 * Tile::kTokens, &maps.w_scales, 4 * chunk, row / kScaleBlock,
-                        full(slot));
+          bulk_copy_box(base + four(index), last ? &maps.last_x_scales : &maps.x_scales, 4 * chunk,
+                        token, full(slot));
         }
-        place.advance();
+        place.advance(kLoaders);
+        index += kLoaders;
       }
+      tile_index += wide.num_chunks;
     });
   }
 
   // A warpgroup's. Its next product runs while it adds up the last one.
   __device__ void consume(int group) const {
-    constexpr int kSums = Tile::kSums;
+    constexpr int kSums = Tile::kSums, kTogether = Tile::kTogether;
     const Product& p = wide.p;
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
     const int tile_token = 64 * group + thread / 32 * 16 + lane / 4;
     auto* const row_scales = reinterpret_cast<float*>(shared + Tile::kScales) + group * Tile::kRows;
     RingPlace<Tile::kStages> place, done;
     [[maybe_unused]] int num_done = 0;
-    float acc[kSums], partial[2][kSums];
+    float acc[kSums], partial[2][kTogether][kSums];
 
-    const auto issue = [&](float(&sum)[kSums]) {
-      barrier_wait(full(place.slot), place.parity);
-      const uint64_t a = wgmma_descriptor(tokens(place.slot) + group * 64 * kChunkBytes);
-      const uint64_t b = wgmma_descriptor(weights(place.slot));
-      wgmma_fence();
-      wgmma_hold(sum);
+    const auto issue = [&](float(&sums)[kTogether][kSums]) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Wgmma<Tile::kRows>::template run<Operands::kE4M3>(sum, a + 2 * k, b + 2 * k, k > 0);
+      for (int c = 0; c < kTogether; ++c) {
+        barrier_wait(full(place.slot), place.parity);
+        const uint64_t a = wgmma_descriptor(tokens(place.slot) + group * 64 * kChunkBytes);
+        const uint64_t b = wgmma_descriptor(weights(place.slot));
+        if (c == 0) {
+          wgmma_fence();
+#pragma unroll
+          for (auto& sum : sums) wgmma_hold(sum);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Wgmma<Tile::kRows>::template run<Operands::kE4M3>(sums[c], a + 2 * k, b + 2 * k, k > 0);
+        }
+        place.advance();
       }
       wgmma_commit();
-      place.advance();
     };
     const auto release = [&] {
       if (lane == 0) barrier_arrive(empty(done.slot));
       done.advance();
     };
     // Of the oldest chunk, whose product has ended.
-    const auto add = [&](float(&sum)[kSums]) {
+    const auto add_one = [&](float(&sum)[kSums]) {
       wgmma_hold(sum);
       if constexpr (Tile::kBlocks) {
         const auto* x_at =
@@ -175,6 +193,10 @@ struct WideBlock {
         for (int i = 0; i < kSums; ++i) acc[i] += sum[i];
       }
       wgmma_hold(acc);
+    };
+    const auto add = [&](float(&sums)[kTogether][kSums]) {
+#pragma unroll
+      for (auto& sum : sums) add_one(sum);
     };
 
     await_predecessor();
@@ -199,7 +221,7 @@ struct WideBlock {
       for (float& value : acc) value = 0;
       issue(partial[0]);
       int chunk = 0;
-      for (; chunk + 2 < wide.num_chunks; chunk += 2) {
+      for (; chunk + 2 * kTogether < wide.num_chunks; chunk += 2 * kTogether) {
         issue(partial[1]);
         wgmma_wait<1>();
         add(partial[0]);
@@ -207,7 +229,7 @@ struct WideBlock {
         wgmma_wait<1>();
         add(partial[1]);
       }
-      if (chunk + 1 < wide.num_chunks) {
+      if (chunk + kTogether < wide.num_chunks) {
         issue(partial[1]);
         wgmma_wait<1>();
         add(partial[0]);
@@ -246,7 +268,7 @@ struct WideBlock {
         const bool inside = t + 8 * h < p.num_tokens;
         auto* const y = static_cast<Bf16*>(p.y) + (t + 8 * h) * p.y_stride;
 #pragma unroll
-        for (int j = 0; j < Tile::kRows / 8; j += 4) {
+        for (int j = 0; j + 3 < Tile::kRows / 8; j += 4) {
           // Each thread of a quad has two of four times eight rows; then it has all eight of one.
           uint32_t v[4];
 #pragma unroll
@@ -269,6 +291,15 @@ struct WideBlock {
           if (inside && row < rows) {
             *reinterpret_cast<uint4*>(y + row) = make_uint4(v[0], v[1], v[2], v[3]);
           }
+        }
+#pragma unroll
+        for (int j = Tile::kRows / 32 * 4; j < Tile::kRows / 8; ++j) {  // those left over
+          const float low = value_at(j, h, 0), high = value_at(j, h, 1);
+          plain &= !inside || (low == low && high == high);
+          uint32_t v;
+          asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+          const int row = first_row + 8 * j + 2 * quad_lane;
+          if (inside && row < rows) *reinterpret_cast<uint32_t*>(y + row) = v;
         }
       }
     }
@@ -307,7 +338,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     block.consume(warp / 4);
   } else {
     if constexpr (Tile::kGroups > 1) give_registers<kLoaderRegisters>();
-    if (threadIdx.x == 128 * Tile::kGroups) block.load(maps);
+    if (threadIdx.x % 32 == 0) block.load(maps, warp - 4 * Tile::kGroups);
   }
 }
 
@@ -371,8 +402,23 @@ constexpr Choice kOfBlocks[] = {choice_of<WideTile<kBlocks, 1, 64>>(221),
                                 choice_of<WideTile<kBlocks, 1, 128>>(282),
                                 choice_of<WideTile<kBlocks, 2, 128>>(390)};
 
+// Few tokens, where memory bounds all: the narrowest tile of which there is one to a
+// multiprocessor at most, or the widest.
+template <ProductFormat kFormat>
+bool launch_few(Context& context, const Product& product) {
+  constexpr int kTogether = kFormat == kBlocks ? 2 : 1;
+  const int64_t share = divide_up(product.weights[0].rows, context.num_multiprocessors());
+  if (share <= 32) return launch_wide<WideTile<kFormat, 1, 32, kTogether>>(context, product);
+  if constexpr (kFormat == kScaled) {
+    if (share <= 48) return launch_wide<WideTile<kFormat, 1, 48>>(context, product);
+  }
+  return launch_wide<WideTile<kFormat, 1, 64, kTogether>>(context, product);
+}
+
 // Launches that which takes the shortest.
+template <ProductFormat kFormat>
 bool launch_best(Context& context, const Product& product, std::span<const Choice> choices) {
+  if (product.num_tokens <= kFewTokens) return launch_few<kFormat>(context, product);
   const auto time = [&](const Choice& choice) {
     const int64_t tiles = divide_up(product.weights[0].rows, choice.rows) *
                           divide_up(product.num_tokens, choice.tokens);
@@ -389,22 +435,21 @@ bool is_aligned(const float* scales, int64_t stride) {
 
 bool run_wide_product(Context& context, const Product& product) {
   const ProductWeight& weight = product.weights[0];
-  if (product.num_weights != 1 || product.num_tokens <= kFewTokens ||
-      product.num_tokens > kManyTokens || product.depth < kChunkBytes || product.x_is_e5m2 ||
-      weight.x_offset != 0) {
+  if (product.num_weights != 1 || product.num_tokens > kManyTokens || product.depth < kChunkBytes ||
+      product.x_is_e5m2 || weight.x_offset != 0) {
     return false;
   }
   switch (product.format) {
     case ProductFormat::kBF16:
       return false;
     case ProductFormat::kScaled:
-      return launch_best(context, product, kOfScaled);
+      return launch_best<kScaled>(context, product, kOfScaled);
     case ProductFormat::kBlocks:
       return weight.row_block == kScaleBlock && weight.chunk_stride == 1 &&
              divide_up(product.depth, kChunkBytes) % kFour == 0 &&
              is_aligned(weight.scales, weight.scale_stride) &&
              is_aligned(product.x_scales, product.x_scale_stride) &&
-             launch_best(context, product, kOfBlocks);
+             launch_best<kBlocks>(context, product, kOfBlocks);
   }
   return false;
 }

@@ -237,8 +237,8 @@ TEST_F(ProductCuda, EveryTileOfTheOwnKernelGivesTheSameRows) {
   }
 }
 
-// Many tokens at once, and the same in turns of at most 64, which another kernel serves.
-TEST_F(ProductCuda, ManyTokensOfTheOwnKernelGiveTheRowsOfFew) {
+// The kernel of one weight's codes, and that of several weights, of which all but one are empty.
+TEST_F(ProductCuda, BothOwnKernelsOfCodesGiveTheSameRows) {
   using Change = std::function<void(cuda::Product&)>;
   const std::pair<const char*, Change> changes[] = {
       {"plain", [](cuda::Product& p) { p.bias = nullptr; }},
@@ -254,17 +254,18 @@ TEST_F(ProductCuda, ManyTokensOfTheOwnKernelGiveTheRowsOfFew) {
        }}};
   cuda::Context context(0, 0);
   for (const ProductFormat format : {ProductFormat::kScaled, ProductFormat::kBlocks}) {
-    for (const int64_t rows : {40, 1030, 5000}) {
+    for (const int64_t rows : {40, 1030, 5000, 7000}) {
       for (const int64_t depth : {128, 656, 1536}) {
         Operands operands(context, format, {rows}, depth, true);
         for (const auto& [name, change] : changes) {
-          for (const int64_t tokens : {65, 96, 129, 192, 256, 300, 512, 1000}) {
+          for (const int64_t tokens : {1, 7, 16, 33, 64, 65, 96, 129, 192, 256, 300, 512, 1000}) {
             cuda::Product product = operands.product(tokens);
             change(product);
             const int64_t each = product.y_is_bf16 ? 2 : 4;
             operands.fill_result();
             for (int64_t t = 0; t < tokens; t += 64) {
               cuda::Product part = product;
+              part.num_weights = 2;
               part.num_tokens = std::min<int64_t>(64, tokens - t);
               part.x = static_cast<const char*>(product.x) + t * product.x_stride;
               part.x_scales = product.x_scales + t * product.x_scale_stride;

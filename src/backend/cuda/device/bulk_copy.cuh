@@ -42,6 +42,11 @@ __device__ inline uint64_t read_again() {
   return policy;
 }
 
+// Brings the map itself, which the first copy would wait for.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // A box of a tensor of two dimensions, from (column, row) on.
 __device__ inline void bulk_copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
                                      uint32_t barrier) {

@@ -22,8 +22,9 @@ template <int kSlots>
 struct RingPlace {
   int slot = 0;
   uint32_t parity = 0;
-  __device__ void advance() {
-    if (++slot == kSlots) slot = 0, parity ^= 1;
+  __device__ void advance(int count = 1) {
+    slot += count;
+    if (slot >= kSlots) slot -= kSlots, parity ^= 1;
   }
 };
 

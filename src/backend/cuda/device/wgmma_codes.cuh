@@ -1,4 +1,4 @@
-// The product of codes with 96 columns, laid out as those in wgmma.cuh.
+// The products of codes with 48 and 96 columns, laid out as those in wgmma.cuh.
 #pragma once
 
 #include "backend/cuda/device/wgmma.cuh"
@@ -10,6 +10,22 @@ namespace octet::cuda {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
   "+f"(d[i + 6]), "+f"(d[i + 7])
 // clang-format on
+
+template <>
+struct Wgmma<48> {
+  template <Operands kOperands>
+  __device__ static void run(float (&d)[24], uint64_t a, uint64_t b, bool add) {
+    static_assert(kOperands == Operands::kE4M3);
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %26, 0; "
+        "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23"
+        "}, %24, %25, p, 1, 1; }"
+        : OCTET_OUT8(0), OCTET_OUT8(8), OCTET_OUT8(16)
+        : "l"(a), "l"(b), "r"(add ? 1 : 0));
+  }
+};
 
 template <>
 struct Wgmma<96> {
