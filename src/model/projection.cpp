@@ -89,7 +89,13 @@ void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> grou
   }
   if (a_weights.empty()) return;
   all_lora.shape = {x.shape[0], all_lora.row_stride};
-  backend.linear({.x = x, .xq = {}, .weights = a_weights, .bias = {}, .y = all_lora});
+  backend.linear({.x = x,
+                  .xq = {},
+                  .weights = a_weights,
+                  .bias = {},
+                  .y = all_lora,
+                  .settled = true,
+                  .x_settled = true});
   const LoraPair& first = group[0].lora;
   const bool alike = std::ranges::all_of(group, [&](const LinearLayer& layer) {
     return !layer.lora.empty() && layer.lora.rank() == first.rank() &&
@@ -105,7 +111,8 @@ void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> grou
                     .y = y,
                     .alpha = first.scale,
                     .accumulate = true,
-                    .x_per_weight = true});
+                    .x_per_weight = true,
+                    .settled = true});
     return;
   }
   column = 0;
@@ -119,7 +126,8 @@ void Projector::forward(ops::Backend& backend, std::span<const LinearLayer> grou
                       .bias = {},
                       .y = y.slice_columns(column, rows),
                       .alpha = pair.scale,
-                      .accumulate = true});
+                      .accumulate = true,
+                      .settled = true});
     }
     column += rows;
   }

@@ -28,8 +28,9 @@ struct Weight {
 // x [T, K] BF16|F32; y [T, ΣN] BF16|F32; bias [ΣN] of y's dtype or F32, or empty.
 // With `x_per_weight` x is [T, number of weights × K] and each (dense) weight reads its own K
 // columns.
-// `settled`: the op called just before this one wrote none of the weights, so that they may be read
-// while it still runs.
+// `settled`: neither of the two ops called just before this one wrote any of the weights, so that
+// they may be read while those still run. `x_settled`: and the last one neither wrote x nor had to
+// do with y.
 struct LinearArgs {
   tensor::TensorView x;
   tensor::QuantizedView xq;
@@ -40,6 +41,7 @@ struct LinearArgs {
   bool accumulate = false;
   bool x_per_weight = false;
   bool settled = false;
+  bool x_settled = false;
 };
 
 // The products of LinearArgs with `x_per_weight` one by one, each as arguments without.

@@ -23,6 +23,7 @@ struct ChunkPart {
 template <int kWidth, RowScales kScales>
 __global__ void __launch_bounds__(kMaxThreads)
     fold_kernel(const __grid_constant__ AttentionProblem p, const QuantizedRows quantized) {
+  invite_successor();
   const int sequence = blockIdx.x;
   const int token = p.query_offsets[sequence];
   const int limit = p.context_lengths[sequence];

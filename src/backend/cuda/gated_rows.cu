@@ -26,6 +26,7 @@ struct GatedRows {
 // enough for several rows of 12,288 to a multiprocessor.
 template <RowScales kScales, int kVectors>
 __global__ void __maxnreg__(24 + 8 * kVectors) gated_rows_kernel(const GatedRows args) {
+  invite_successor();
   await_predecessor();
   const int64_t row = blockIdx.x;
   const int step = 8 * static_cast<int>(blockDim.x);

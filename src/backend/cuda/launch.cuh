@@ -19,6 +19,14 @@ __device__ inline void await_predecessor() {
 #endif
 }
 
+// Before await_predecessor, in a kernel that stands between products and is short: a product behind
+// it may read its weights (ops::LinearArgs::settled) while the one before it still runs.
+__device__ inline void invite_successor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 struct LaunchShape {
   dim3 grid;
   unsigned num_threads;

@@ -218,6 +218,7 @@ void linear(Context& context, const ops::LinearArgs& args) {
       product.bias = args.bias.as<char>() + first_column * tensor::dtype_bytes(args.bias.dtype);
     }
     product.settled = args.settled && weight_bytes == 0;
+    product.x_settled = product.settled && args.x_settled && input_bytes == 0 && !args.accumulate;
     product.alpha = args.alpha;
     product.accumulate = args.accumulate;
     run_product(context, product);

@@ -53,6 +53,7 @@ __device__ float row_sum(float (&sums)[kVectors]) {
 // several rows to a multiprocessor.
 template <RowScales kScales, int kVectors>
 __global__ void __maxnreg__(32 + 8 * kVectors) norm_rows_kernel(const NormRows args) {
+  invite_successor();
   await_predecessor();
   const int64_t row = blockIdx.x;
   const int first = 8 * static_cast<int>(threadIdx.x), step = 8 * static_cast<int>(blockDim.x);

@@ -51,6 +51,7 @@ struct Product {
   float alpha = 1;
   bool accumulate = false;
   bool settled = false;    // as ops::LinearArgs's
+  bool x_settled = false;  // likewise; only with `settled`
   bool segmented = false;  // BF16 only; all of the weights
 };
 
@@ -64,7 +65,7 @@ bool is_segmented(int64_t rows, int64_t depth);
 void run_segmented_product(Context& context, const Product& product);
 // The own kernel's bytes where K is small, an adapter's B; false: not served.
 bool run_shallow_product(Context& context, const Product& product);
-// The own kernel's bytes where there are 65 to 1,024 tokens of codes and one weight; false: not
+// The own kernel's bytes where there are up to 1,024 tokens of codes and one weight; false: not
 // served.
 bool run_wide_product(Context& context, const Product& product);
 // The own kernel of every device but Hopper's: 8-bit steps of 32 are summed as its units do it, so

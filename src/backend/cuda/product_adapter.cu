@@ -47,7 +47,8 @@ struct NarrowShape {
   static constexpr int kTokens = 16 * kTokenWarps;
   static constexpr int kColumnWarps = kWarps / kTokenWarps;
   static constexpr int kTiles = kColumns / 8 / kColumnWarps;  // of eight outputs, of a warp
-  static constexpr int kStages = kSegmentChunks;
+  // Of few tokens so many that a block has room beside one of a product.
+  static constexpr int kStages = kTokenWarps == 1 ? kSegmentChunks / 2 : kSegmentChunks;
   static constexpr int kStageBytes = (kTokens + kColumns) * kChunkBytes;
   static constexpr int kPartialBytes = kTokens * kColumns * 4;
   static int shared_bytes(int num_partials) {
@@ -84,7 +85,12 @@ __global__ void __launch_bounds__(kThreads)
   const int warp_token = warp % kTokenWarps * 16;
   const int warp_column = warp / kTokenWarps * 8 * S::kTiles;
   auto* const partials = reinterpret_cast<float*>(shared + S::kStages * S::kStageBytes);
-  await_predecessor();
+  // Beside the kernel before this one, or after it.
+  if (p.x_settled) {
+    invite_successor();
+  } else {
+    await_predecessor();
+  }
 #pragma unroll
   for (int index = 0; index < S::kStages - 1; ++index) load_stage(index);
   [[maybe_unused]] float total[S::kTiles][4] = {};
@@ -161,6 +167,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+  if (p.x_settled) await_predecessor();  // whoever waits for this kernel waits for both
 }
 
 template <int kTokenWarps, bool kClustered>
@@ -195,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
   const Product& p = tiles.p;
   const int index = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  await_predecessor();
+  if (!p.settled || index >= num_tiles) await_predecessor();
   if (index >= num_tiles) return;
   const Part part(tiles, index);
   const int depth = static_cast<int>(p.depth);
@@ -217,6 +224,7 @@ __global__ void __launch_bounds__(kThreads)
       b[j][step][1] = pair_at(from, step, 1);
     }
   }
+  if (p.settled) await_predecessor();
   const int64_t first_token = int64_t{blockIdx.y} * kTokenTiles * 16 + g;  // + 16 tile + 8 h
   const bool has_columns = part.first_row + 8 * t < part.weight.rows;
   const auto y_of = [&](int64_t token) {

@@ -76,6 +76,7 @@ __global__ void pause_kernel(int64_t nanoseconds) {
 }
 
 __global__ void small_kernel() {
+  invite_successor();
   await_predecessor();
   const int64_t begin = clock64();
   while (clock64() - begin < 3600) {
