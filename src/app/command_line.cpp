@@ -48,8 +48,9 @@ void add_model_options(CLI::App& command, ModelArguments& model) {
       ->capture_default_str();
   command.add_option("--max-seq-length", model.max_seq_length,
                      "positions of one sequence; default: what the inputs need");
-  command.add_option("--batch-size", model.batch_size, "sequences at once; changes no result")
-      ->capture_default_str();
+  command.add_option("--batch-size", model.batch_size,
+                     "sequences at once; default: up to 256 on a GPU, 16 on a CPU, fewer where "
+                     "memory is short; changes no result");
   add_device_options(command, model.device);
 }
 

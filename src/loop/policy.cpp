@@ -15,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using tensor::DType;
 
+constexpr int64_t kSampledRows = 512;  // of a step of decoding: one chunk of the output head
+
 bool has_tokenizer(const std::string& folder) {
   return fs::exists(fs::path(folder) / "tokenizer.json") ||
          fs::exists(fs::path(folder) / "tokenizer.json.gz");
@@ -84,7 +86,8 @@ Policy::Policy(tensor::Allocator& allocator, const io::ModelConfig& config, int6
                                                             .training = training,
                                                             .shadow = options.shadow});
   const int64_t chunk_rows =
-      std::max<int64_t>(1, options.logits_bytes / (4 * std::max<int64_t>(1, config.vocab_size)));
+      std::max(options.logits_bytes / (4 * std::max<int64_t>(1, config.vocab_size)),
+               std::min(options.max_sequences, kSampledRows));
   head_ = std::make_unique<model::OutputHead>(allocator, *model_, chunk_rows,
                                               options.max_batch_tokens, num_known, training);
   const DType dense_kv = options.precision.float32 ? DType::kF32 : DType::kBF16;

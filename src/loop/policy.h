@@ -27,7 +27,8 @@ struct PolicyOptions {
   int64_t max_sequences = 64;       // sequences of one forward
   int64_t kv_tokens = 0;            // tokens the pool holds; 0: max_sequences × max_seq_length
   bool shadow = false;              // BF16 reference passes (Calibrated Clipping)
-  int64_t logits_bytes = int64_t{64} << 20;  // of one chunk of the output head
+  // Of one chunk of the output head, unless the tokens that a step samples, up to 512, need more.
+  int64_t logits_bytes = int64_t{64} << 20;
 };
 
 // What belongs to a model besides its weights.
