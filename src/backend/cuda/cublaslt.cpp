@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/product_trial.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -143,7 +144,8 @@ bool LibraryProducts::can_serve(const Product& product) const {
   return false;
 }
 
-ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
+ProductChoice LibraryProducts::search(Context& context, const ProductKey& key,
+                                      const ProductWeight* weight) {
   if (library_ == nullptr) fail("search for products", "{}", description_);
   std::vector<cublasLtMatmulAlgo_t> seeds;
   for (const auto& [other, plan] : plans_) {
@@ -151,7 +153,7 @@ ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
     same.tokens = key.tokens;
     if (same == key && plan.library) seeds.push_back(plan.algorithm);
   }
-  ProductChoice choice = search_product(context, *library_, key, seeds, options_);
+  ProductChoice choice = search_product(context, *library_, key, weight, seeds, options_);
   if (!options_.inexact) file(context).add(key, choice);
   return choice;
 }
@@ -178,7 +180,7 @@ LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const Product
                   key.to_string());
     }
     try {
-      take(search(context, key));
+      take(search(context, key, product.weights));
     } catch (const Error& error) {
       log_warning("product {}: no search, the own kernel serves: {}", key.to_string(),
                   error.what());

@@ -38,8 +38,9 @@ class LibraryProducts {
   // own kernel serves then what is not known.
   void run(Context& context, const Product& product);
 
-  // Searches for a product of one weight now, whatever is known; for measuring.
-  ProductChoice search(Context& context, const ProductKey& key);
+  // Searches for a product of one weight now, whatever is known; search_product's `weight`.
+  ProductChoice search(Context& context, const ProductKey& key,
+                       const ProductWeight* weight = nullptr);
 
   // All choices known, as JSON; empty before the first product.
   std::string choices() const;
