@@ -131,6 +131,7 @@ int run_bench_rollout(const BenchArguments& arguments) {
   loop::check_plan(plan, memory_limit(arguments.device));
   const bool rollout = arguments.what == "rollout";
   const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
+  loop::prepare_backend(*backend, config, config.vocab_size, options);
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   fill_random_weights(*backend, policy.model());

@@ -207,8 +207,9 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
     entries = plan(options);
   }
 
-  policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, text_.num_known(config_),
-                                           options);
+  const int64_t num_known = text_.num_known(config_);
+  loop::prepare_backend(*backend_, config_, num_known, options);
+  policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, num_known, options);
   if (arguments_.shape.empty()) {
     io::Checkpoint checkpoint(arguments_.model);
     model::load_weights(*backend_, policy_->model(), checkpoint);

@@ -118,8 +118,7 @@ void Policy::map_pages() {
   if (shadow_) shadow_->map();
 }
 
-std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
-                                       const PolicyOptions& options) {
+ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options) {
   const io::ModelConfig& config = policy.model().config();
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t attention = policy.model().attention_width();
@@ -146,11 +145,26 @@ std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
     shape.linears.push_back({config.num_key_value_heads * config.head_dim, hidden});
   }
   if (config.mlp_bias) shape.linears.push_back({inner, hidden});
-  std::vector<PlanEntry> plan;
+  return shape;
+}
+
+int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                     const ops::WorkspaceShape& shape) {
+  int64_t workspaces = 0;
   for (const ops::Workspace& workspace : backend.workspaces(shape)) {
     plan.push_back({workspace.label, workspace.num_bytes});
+    workspaces += workspace.num_bytes;
   }
-  return plan;
+  const int64_t preparing = backend.prepare_bytes(shape), all = plan_total(plan);
+  if (preparing > all) plan.push_back({"search for products", preparing - all});
+  return workspaces;
+}
+
+void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
+                     const PolicyOptions& options) {
+  tensor::PlanningAllocator allocator;
+  Policy policy(allocator, config, num_known, options);
+  backend.prepare(workspace_shape(policy, options));
 }
 
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
@@ -160,7 +174,7 @@ std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_kn
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
   if (backend == nullptr) return plan;
-  for (PlanEntry& entry : plan_workspaces(*backend, policy, options)) plan.push_back(entry);
+  plan_backend(plan, *backend, workspace_shape(policy, options));
   return plan;
 }
 

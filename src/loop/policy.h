@@ -85,9 +85,15 @@ class Policy {
 // and with its workspaces.
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
                                    const PolicyOptions& options, ops::Backend* backend = nullptr);
-// The backend's workspaces for this policy.
-std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
-                                       const PolicyOptions& options);
+// The largest extents that the backend's ops will see.
+ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options);
+// Adds the backend's workspaces, which it returns the bytes of, and what preparing takes beyond the
+// rest: before the rest is there.
+int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                     const ops::WorkspaceShape& shape);
+// Backend::prepare for a policy that is still to be made.
+void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
+                     const PolicyOptions& options);
 int64_t plan_total(const std::vector<PlanEntry>& plan);
 // Error naming the plan unless it fits the limit (0: none).
 void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);

@@ -88,8 +88,9 @@ int64_t LibraryProducts::workspace_bytes(const ops::WorkspaceShape& shape) const
   return library_ != nullptr && any ? LibraryCall::kWorkspaceBytes : 0;
 }
 
-int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
-  int64_t most = 0;
+std::vector<ProductKey> LibraryProducts::unknown(Context& context,
+                                                 const ops::WorkspaceShape& shape) {
+  std::vector<ProductKey> found;
   const auto look = [&](ProductFormat format, const ops::LinearShape& linear, int64_t max_tokens,
                         bool y_is_bf16) {
     if (library_ == nullptr || linear.rows * linear.columns < kSmallestWeight) return;
@@ -97,7 +98,7 @@ int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShap
     for (int64_t tokens = token_bucket(fewest); tokens <= token_bucket(max_tokens);
          tokens = token_bucket(tokens + 1)) {
       const ProductKey key{format, y_is_bf16, linear.rows, linear.columns, tokens};
-      if (file(context).find(key) == nullptr) most = std::max(most, trial_bytes(context, key));
+      if (file(context).find(key) == nullptr) found.push_back(key);
     }
   };
   const ProductFormat format = !shape.fp8           ? ProductFormat::kBF16
@@ -107,7 +108,24 @@ int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShap
     look(format, linear, shape.max_tokens, true);
   }
   look(ProductFormat::kBF16, shape.head, shape.head_rows, false);
+  return found;
+}
+
+int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
+  int64_t most = 0;
+  for (const ProductKey& key : unknown(context, shape)) {
+    most = std::max(most, trial_bytes(context, key));
+  }
   return most;
+}
+
+void LibraryProducts::prepare(Context& context, const ops::WorkspaceShape& shape) {
+  if (options_.inexact) return;
+  const std::vector<ProductKey> keys = unknown(context, shape);
+  if (keys.empty()) return;
+  log_info("searching kernels for {} products, once for this device: {}", keys.size(),
+           file(context).path());
+  for (const ProductKey& key : keys) try_search(context, key);
 }
 
 ProductChoices& LibraryProducts::file(Context& context) {
@@ -144,8 +162,7 @@ bool LibraryProducts::can_serve(const Product& product) const {
   return false;
 }
 
-ProductChoice LibraryProducts::search(Context& context, const ProductKey& key,
-                                      const ProductWeight* weight) {
+ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
   if (library_ == nullptr) fail("search for products", "{}", description_);
   std::vector<cublasLtMatmulAlgo_t> seeds;
   for (const auto& [other, plan] : plans_) {
@@ -153,9 +170,18 @@ ProductChoice LibraryProducts::search(Context& context, const ProductKey& key,
     same.tokens = key.tokens;
     if (same == key && plan.library) seeds.push_back(plan.algorithm);
   }
-  ProductChoice choice = search_product(context, *library_, key, weight, seeds, options_);
+  ProductChoice choice = search_product(context, *library_, key, seeds, options_);
   if (!options_.inexact) file(context).add(key, choice);
   return choice;
+}
+
+ProductChoice LibraryProducts::try_search(Context& context, const ProductKey& key) {
+  try {
+    return search(context, key);
+  } catch (const Error& error) {
+    log_warning("product {}: no search, the own kernel serves: {}", key.to_string(), error.what());
+    return {};
+  }
 }
 
 LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const ProductKey& key,
@@ -179,13 +205,7 @@ LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const Product
       log_warning("product {}: the choice on file gives other bytes here; searching anew",
                   key.to_string());
     }
-    try {
-      take(search(context, key, product.weights));
-    } catch (const Error& error) {
-      log_warning("product {}: no search, the own kernel serves: {}", key.to_string(),
-                  error.what());
-      plan.library = false;
-    }
+    take(try_search(context, key));
   }
   if (biased && plan.library && !holds()) {
     log_info("product {}: the own kernel serves where there is a bias", key.to_string());

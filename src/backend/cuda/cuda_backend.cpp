@@ -26,6 +26,13 @@ class CudaBackend final : public ops::Backend {
   std::string name() const override { return name_; }
   std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
+  int64_t prepare_bytes(const ops::WorkspaceShape& shape) override {
+    return context_.library().search_bytes(context_, shape);
+  }
+  void prepare(const ops::WorkspaceShape& shape) override {
+    context_.library().prepare(context_, shape);
+    context_.drop_scratch();
+  }
   std::vector<ops::Workspace> workspaces(const ops::WorkspaceShape& shape) override {
     return cuda::workspaces(context_, shape);
   }

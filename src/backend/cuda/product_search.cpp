@@ -137,12 +137,12 @@ struct Timed {
 class Search {
  public:
   Search(Context& context, const CublasLt& library, const ProductKey& key,
-         const ProductWeight* weight, const SearchOptions& options)
+         const SearchOptions& options)
       : context_(context),
         library_(library),
         key_(key),
         options_(options),
-        trial_(context, key, weight),
+        trial_(context, key),
         call_(library, key.format, key.y_is_bf16, key.rows, key.depth) {}
 
   ProductChoice run(std::span<const Algorithm> seeds);
@@ -313,10 +313,9 @@ bool is_in_class(Context& context, LibraryCall& call, const Algorithm& algorithm
 }
 
 ProductChoice search_product(Context& context, const CublasLt& library, const ProductKey& key,
-                             const ProductWeight* weight,
                              std::span<const cublasLtMatmulAlgo_t> seeds,
                              const SearchOptions& options) {
-  return Search(context, library, key, weight, options).run(seeds);
+  return Search(context, library, key, options).run(seeds);
 }
 
 }  // namespace octet::cuda

@@ -17,12 +17,10 @@ struct SearchOptions {
   bool inexact = false;
 };
 
-// Operands are made for the purpose and freed again; Error where there is no memory for them. The
-// weights that a run reads are never in the cache, as a layer's are not; for one that no cache
-// holds anyway `weight` stands, unless it is null. One line is logged. Waits; must not run while
+// Takes trial_bytes for its time; Error where there is no memory for them. The weights that a run
+// reads are never in the cache, as a layer's are not. One line is logged. Waits; must not run while
 // the stream is captured. `seeds`: what served other numbers of tokens.
 ProductChoice search_product(Context& context, const CublasLt& library, const ProductKey& key,
-                             const ProductWeight* weight,
                              std::span<const cublasLtMatmulAlgo_t> seeds,
                              const SearchOptions& options);
 

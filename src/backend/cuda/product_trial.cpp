@@ -20,11 +20,10 @@ struct TrialSizes {
     const int64_t each = key.format == ProductFormat::kBF16 ? 2 : 1;
     weight = key.rows * key.depth * each;
     copies = divide_up(kCacheBytes, weight);
-    tokens = large() ? key.tokens : std::max(key.tokens, kTestTokens);
+    tokens = std::max(key.tokens, kTestTokens);
     x = tokens * key.depth * each;
     y = tokens * key.rows * (key.y_is_bf16 ? 2 : 4);
   }
-  bool large() const { return copies == 1; }  // no cache holds the weight until its next run
   int64_t weight, copies, tokens, x, y;
 };
 
@@ -36,41 +35,26 @@ ProductTrial::Event ProductTrial::make_event() {
   return Event(event);
 }
 
-ProductTrial::ProductTrial(Context& context, const ProductKey& key, const ProductWeight* weight)
-    : context_(context), key_(key) {
+ProductTrial::ProductTrial(Context& context, const ProductKey& key) : context_(context), key_(key) {
   const TrialSizes sizes(key);
-  const bool is_bf16 = key.format == ProductFormat::kBF16;
-  const int64_t chunks = key.format == ProductFormat::kBlocks ? key.depth / 128 : 1;
   weight_bytes_ = sizes.weight;
   copies_ = sizes.copies;
   num_tokens_ = sizes.tokens;
-  if (weight != nullptr && sizes.large()) {
-    weight_ = *weight;
-  } else {
-    weights_ = allocate(copies_ * weight_bytes_);
-    weight_.data = weights_.data();
-    weight_.stride = key.depth;
-    weight_.rows = key.rows;
-    if (is_bf16) {
-      fill_bf16(context, static_cast<uint16_t*>(weights_.data()), copies_ * weight_bytes_ / 2, 1);
-    } else {
-      w_scales_ = allocate(4 * key.rows * chunks);
-      weight_.scales = static_cast<float*>(w_scales_.data());
-      weight_.scale_stride = chunks;
-      weight_.row_block = key.format == ProductFormat::kBlocks ? 128 : 1;
-      fill_codes(context, static_cast<uint8_t*>(weights_.data()), copies_ * weight_bytes_, 1);
-      fill_scales(context, static_cast<float*>(w_scales_.data()), key.rows * chunks, 3);
-    }
-  }
+  weights_ = allocate(copies_ * weight_bytes_);
   x_ = allocate(sizes.x);
   y_ = allocate(sizes.y);
-  if (is_bf16) {
-    fill_bf16(context, static_cast<uint16_t*>(x_.data()), sizes.tokens * key.depth, 2);
+  if (key.format == ProductFormat::kBF16) {
+    fill_bf16(context, static_cast<uint16_t*>(weights_.data()), copies_ * weight_bytes_ / 2, 1);
+    fill_bf16(context, static_cast<uint16_t*>(x_.data()), num_tokens_ * key.depth, 2);
     return;
   }
-  x_scales_ = allocate(4 * sizes.tokens * chunks);
-  fill_codes(context, static_cast<uint8_t*>(x_.data()), sizes.tokens * key.depth, 2);
-  fill_scales(context, static_cast<float*>(x_scales_.data()), sizes.tokens * chunks, 4);
+  const int64_t chunks = key.format == ProductFormat::kBlocks ? key.depth / 128 : 1;
+  w_scales_ = allocate(4 * key.rows * chunks);
+  x_scales_ = allocate(4 * num_tokens_ * chunks);
+  fill_codes(context, static_cast<uint8_t*>(weights_.data()), copies_ * weight_bytes_, 1);
+  fill_codes(context, static_cast<uint8_t*>(x_.data()), num_tokens_ * key.depth, 2);
+  fill_scales(context, static_cast<float*>(w_scales_.data()), key.rows * chunks, 3);
+  fill_scales(context, static_cast<float*>(x_scales_.data()), num_tokens_ * chunks, 4);
 }
 
 Product ProductTrial::product(int64_t num_tokens) {
@@ -78,9 +62,13 @@ Product ProductTrial::product(int64_t num_tokens) {
   Product product;
   product.format = key_.format;
   product.num_weights = 1;
-  product.weights[0] = weight_;
-  product.weights[0].data =
-      static_cast<const char*>(weight_.data) + next_copy_++ % copies_ * weight_bytes_;
+  ProductWeight& weight = product.weights[0];
+  weight.data = static_cast<char*>(weights_.data()) + next_copy_++ % copies_ * weight_bytes_;
+  weight.stride = key_.depth;
+  weight.rows = key_.rows;
+  weight.scales = static_cast<float*>(w_scales_.data());
+  weight.scale_stride = blocks ? key_.depth / 128 : 1;
+  weight.row_block = blocks ? 128 : 1;
   product.x = x_.data();
   product.x_stride = key_.depth;
   product.x_scales = static_cast<float*>(x_scales_.data());
@@ -148,8 +136,8 @@ std::vector<uint64_t> ProductTrial::digests(int64_t num_tokens) {
 int64_t trial_bytes(const Context& context, const ProductKey& key) {
   const TrialSizes sizes(key);
   const Arena& pages = context.allocator();
-  return pages.whole_pages(sizes.large() ? 0 : sizes.copies * sizes.weight) +
-         pages.whole_pages(sizes.x) + pages.whole_pages(sizes.y);
+  return pages.whole_pages(sizes.copies * sizes.weight) + pages.whole_pages(sizes.x) +
+         pages.whole_pages(sizes.y);
 }
 
 }  // namespace octet::cuda

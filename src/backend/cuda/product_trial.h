@@ -16,8 +16,7 @@ namespace octet::cuda {
 // made for the purpose and freed again; Error where there is no memory for them.
 class ProductTrial {
  public:
-  // `weight`: null, or one that a large key's weight is then, rather than made for the search.
-  ProductTrial(Context& context, const ProductKey& key, const ProductWeight* weight);
+  ProductTrial(Context& context, const ProductKey& key);
 
   // Of so many tokens, with the next copy of the weight.
   Product product(int64_t num_tokens);
@@ -25,8 +24,7 @@ class ProductTrial {
   // as in a layer; of `runs`. `recorded`: the chain is a graph, in which the library's own small
   // steps take longer.
   double microseconds(int runs, bool recorded, const std::function<void()>& body);
-  // Tokens that its operands hold: the key's, and of small weights so many that a rare difference
-  // shows.
+  // Tokens that its operands hold: the key's, and so many that a rare difference shows.
   int64_t num_tokens() const { return num_tokens_; }
   // What the own kernel's rows come to.
   const std::vector<uint64_t>& expected(int64_t num_tokens);
@@ -41,7 +39,6 @@ class ProductTrial {
 
   Context& context_;
   ProductKey key_;
-  ProductWeight weight_;  // the first copy
   int64_t copies_ = 1, next_copy_ = 0, weight_bytes_ = 0, num_tokens_ = 0;
   tensor::Buffer weights_, x_, y_, w_scales_, x_scales_;
   struct DestroyEvent {
@@ -54,7 +51,7 @@ class ProductTrial {
   std::map<int64_t, std::vector<uint64_t>> expected_;
 };
 
-// Device memory that a search takes for its time, given a weight.
+// Device memory that a search takes for its time.
 int64_t trial_bytes(const Context& context, const ProductKey& key);
 
 }  // namespace octet::cuda
