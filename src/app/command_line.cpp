@@ -30,7 +30,8 @@ void add_device_options(CLI::App& command, DeviceArguments& device) {
       [&device](const std::string& text) {
         device.memory_limit = parse_bytes(text, "--device-memory-limit");
       },
-      "memory to use at most, such as 5GiB; default: what the machine has");
+      "memory to use at most, such as 5GiB; default: what is free on a GPU, what the machine has "
+      "on a CPU");
 }
 
 void add_model_options(CLI::App& command, ModelArguments& model) {
