@@ -24,7 +24,7 @@ struct ModelArguments {
   std::string kv_cache_dtype = "bf16";
   std::string dtype = "bf16";  // "float32": the oracle
   int64_t max_seq_length = 0;  // 0: what the inputs need
-  int64_t batch_size = 16;     // sequences at once
+  int64_t batch_size = 0;      // sequences at once; 0: as many as serve well and fit
   DeviceArguments device;
 };
 

@@ -17,7 +17,6 @@ namespace {
 // Where the ops run, and why there.
 struct Choice {
   int cuda_device = -1;  // −1: the CPU
-  int64_t device_bytes = 0;
   std::string device_name;
   std::string why;
 };
@@ -40,14 +39,14 @@ Choice find_cuda(int index) {
   std::string why_none;
   for (const cuda::DeviceInfo& device : cuda::devices(why_none)) {
     if (index >= 0 && device.index != index) continue;
-    if (device.usable) return {device.index, device.memory_bytes, device.name, {}};
+    if (device.usable) return {device.index, device.name, {}};
     why_none = fmt::format("cuda:{}: {}", device.index, device.why_not);
   }
   if (why_none.empty()) why_none = fmt::format("there is no device cuda:{}", index);
-  return {-1, 0, {}, why_none};
+  return {-1, {}, why_none};
 #else
   (void)index;
-  return {-1, 0, {}, "this build has no CUDA backend"};
+  return {-1, {}, "this build has no CUDA backend"};
 #endif
 }
 
@@ -55,7 +54,7 @@ Choice choose(const DeviceArguments& arguments) {
   if (arguments.threads < 0 || arguments.threads > 1024) {
     fail_usage("--threads", "must be 0 (all) to 1024, but is {}", arguments.threads);
   }
-  if (arguments.device == "cpu") return {-1, 0, {}, "asked for"};
+  if (arguments.device == "cpu") return {-1, {}, "asked for"};
   if (arguments.device == "auto") {
     Choice choice = find_cuda(-1);
     if (choice.cuda_device >= 0) choice.why = "the machine has it";
@@ -112,9 +111,11 @@ cpu::Isa cpu_isa(const DeviceArguments& arguments) {
 
 int64_t memory_limit(const DeviceArguments& arguments) {
   if (arguments.memory_limit > 0) return arguments.memory_limit;
+#ifdef OCTET_CUDA
   if (const Choice choice = choose(arguments); choice.cuda_device >= 0) {
-    return choice.device_bytes / 100 * 97;  // the driver's own share aside
+    return cuda::free_bytes(choice.cuda_device) / 100 * 98;  // code and recordings aside
   }
+#endif
   const int64_t physical = std::max<int64_t>(0, physical_memory());
   const int64_t group = group_limit();
   return group > 0 && physical > 0 ? std::min(physical, group) : std::max(physical, group);
@@ -148,7 +149,7 @@ std::string describe_device(const DeviceArguments& arguments) {
                         cuda::describe_choices());
 #endif
     text += fmt::format("memory limit:     {}{}\n", format_bytes(memory_limit(arguments)),
-                        arguments.memory_limit == 0 ? " (what the device has)" : "");
+                        arguments.memory_limit == 0 ? " (what is free)" : "");
     return text;
   }
   text += fmt::format("device:           cpu ({})\n", choice.why);

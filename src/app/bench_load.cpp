@@ -79,6 +79,7 @@ int run_bench_load(const BenchArguments& arguments) {
   options.precision.scales = model::parse_weight_scales(arguments.scales);
   options.max_seq_length = options.max_batch_tokens = options.kv_tokens = 2 * kPromptTokens;
   options.max_sequences = 1;
+  loop::prepare_backend(*backend, config, config.vocab_size, options);
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   const int64_t model_bytes = backend->allocator().bytes_in_use();
   const double allocate_seconds = clock.lap();

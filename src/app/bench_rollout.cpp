@@ -38,7 +38,7 @@ void check_arguments(const BenchArguments& arguments) {
   require(arguments.repeat > 0, "--repeat", arguments.repeat);
 }
 
-loop::PolicyOptions policy_options(const BenchArguments& arguments, int64_t vocab_size) {
+loop::PolicyOptions policy_options(const BenchArguments& arguments) {
   const int64_t sequences = arguments.num_prompts * arguments.num_samples;
   const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
@@ -60,8 +60,6 @@ loop::PolicyOptions policy_options(const BenchArguments& arguments, int64_t voca
   options.kv_tokens = arguments.kv_tokens > 0
                           ? arguments.kv_tokens
                           : options.max_sequences * ((options.max_seq_length + page) / page * page);
-  options.logits_bytes = std::max(options.logits_bytes,
-                                  4 * vocab_size * std::min<int64_t>(options.max_sequences, 512));
   return options;
 }
 
@@ -128,11 +126,12 @@ int run_bench_rollout(const BenchArguments& arguments) {
   check_arguments(arguments);
   const std::unique_ptr<ops::Backend> backend = make_backend(arguments.device);
   const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
-  const loop::PolicyOptions options = policy_options(arguments, config.vocab_size);
+  const loop::PolicyOptions options = policy_options(arguments);
   const std::vector<loop::PlanEntry> plan = plan_rollout(*backend, config, options);
   loop::check_plan(plan, memory_limit(arguments.device));
   const bool rollout = arguments.what == "rollout";
   const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
+  loop::prepare_backend(*backend, config, config.vocab_size, options);
   const double before_start = now_seconds();
   loop::Policy policy(backend->allocator(), config, config.vocab_size, options);
   fill_random_weights(*backend, policy.model());

@@ -30,7 +30,8 @@ void add_device_options(CLI::App& command, DeviceArguments& device) {
       [&device](const std::string& text) {
         device.memory_limit = parse_bytes(text, "--device-memory-limit");
       },
-      "memory to use at most, such as 5GiB; default: what the machine has");
+      "memory to use at most, such as 5GiB; default: what is free on a GPU, what the machine has "
+      "on a CPU");
 }
 
 void add_model_options(CLI::App& command, ModelArguments& model) {
@@ -48,8 +49,9 @@ void add_model_options(CLI::App& command, ModelArguments& model) {
       ->capture_default_str();
   command.add_option("--max-seq-length", model.max_seq_length,
                      "positions of one sequence; default: what the inputs need");
-  command.add_option("--batch-size", model.batch_size, "sequences at once; changes no result")
-      ->capture_default_str();
+  command.add_option("--batch-size", model.batch_size,
+                     "sequences at once; default: up to 256 on a GPU, 16 on a CPU, fewer where "
+                     "memory is short; changes no result");
   add_device_options(command, model.device);
 }
 

@@ -131,7 +131,7 @@ int run_generate(const GenerateArguments& arguments) {
     loop::Policy& policy = session.policy();
     rollout::Engine engine(session.backend(), policy.decoder(), policy.head(), policy.pages(),
                            session.text().tokenizer ? &*session.text().tokenizer : nullptr,
-                           {.max_num_seqs = arguments.model.batch_size});
+                           {.max_num_seqs = session.batch_size()});
     const rollout::SamplingOptions sampling{
         .temperature = static_cast<float>(arguments.temperature),
         .top_p = static_cast<float>(arguments.top_p),

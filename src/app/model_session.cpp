@@ -14,7 +14,11 @@
 namespace octet::app {
 namespace {
 
-constexpr int64_t kMaxBatchTokens = 2048;  // of one forward, unless training needs more
+// Sequences at once and tokens of one forward at most, unless training needs more.
+struct BatchLimits {
+  int64_t sequences, tokens;
+};
+constexpr BatchLimits kHostLimits{16, 2048}, kDeviceLimits{256, 8192};
 
 bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
 
@@ -37,8 +41,9 @@ void check_arguments(const ModelArguments& arguments) {
       fail_usage("--dtype", "float32 rounds nothing, so it excludes --kv-cache-dtype fp8");
     }
   }
-  if (arguments.batch_size < 1 || arguments.batch_size > 4096) {
-    fail_usage("--batch-size", "must be 1 to 4096, but is {}", arguments.batch_size);
+  if (arguments.batch_size < 0 || arguments.batch_size > 4096) {
+    fail_usage("--batch-size", "must be 1 to 4096, or 0 to choose, but is {}",
+               arguments.batch_size);
   }
   if (arguments.max_seq_length < 0) {
     fail_usage("--max-seq-length", "must be positive, but is {}", arguments.max_seq_length);
@@ -143,7 +148,8 @@ Prompt ModelSession::read_prompt(const std::string& source, const std::string& w
   return prompt;
 }
 
-void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
+loop::PolicyOptions ModelSession::policy_options(int64_t num_sequences, int64_t length,
+                                                 int64_t batch_tokens, bool training) const {
   const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
   options.precision = precision_;
@@ -153,30 +159,56 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
   options.max_seq_length = arguments_.max_seq_length > 0
                                ? arguments_.max_seq_length
                                : std::clamp<int64_t>(length, 1, max_positions_);
-  options.max_sequences = std::min(arguments_.batch_size, num_sequences);
+  options.max_sequences = num_sequences;
   // A training forward takes whole sequences.
   options.max_batch_tokens =
       std::max(training ? options.max_seq_length : 0,
-               std::min(kMaxBatchTokens, options.max_sequences * options.max_seq_length));
-  options.kv_tokens = options.max_sequences * ((options.max_seq_length + page - 1) / page * page);
-  const int64_t num_known = text_.num_known(config_);
+               std::min(batch_tokens, num_sequences * options.max_seq_length));
+  options.kv_tokens = num_sequences * ((options.max_seq_length + page - 1) / page * page);
+  return options;
+}
 
+std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& options) const {
+  const int64_t num_known = text_.num_known(config_);
   std::vector<loop::PlanEntry> plan =
       loop::plan_memory(config_, num_known, options, backend_.get());
-  {
-    tensor::PlanningAllocator allocator;
-    loop::Policy policy(allocator, config_, num_known, options);
-    plan.push_back({"loading", arguments_.shape.empty() ? model::loading_bytes(policy.model())
-                                                        : random_weights_bytes(policy.model())});
-  }
+  tensor::PlanningAllocator allocator;
+  loop::Policy policy(allocator, config_, num_known, options);
+  plan.push_back({"loading", arguments_.shape.empty() ? model::loading_bytes(policy.model())
+                                                      : random_weights_bytes(policy.model())});
+  return plan;
+}
+
+void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
+  const bool given = arguments_.batch_size > 0;
+  BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
+  if (given) most.sequences = arguments_.batch_size;
+  most.sequences = std::min(most.sequences, num_sequences);
   const int64_t limit = memory_limit(arguments_.device);
-  if (limit > 0 && loop::plan_total(plan) > limit) {
-    fail("memory",
-         "{} are allowed, but the plan needs {}:\n{}lower --batch-size or --max-seq-length, use an "
-         "FP8 flow, or raise --device-memory-limit",
-         format_bytes(limit), format_bytes(loop::plan_total(plan)), loop::format_plan(plan));
+  const auto fits = [&](const std::vector<loop::PlanEntry>& plan) {
+    return limit <= 0 || loop::plan_total(plan) <= limit;
+  };
+  loop::PolicyOptions options = policy_options(most.sequences, length, most.tokens, training);
+  std::vector<loop::PlanEntry> entries = plan(options);
+  while (!fits(entries)) {
+    if (most.tokens > kHostLimits.tokens) {
+      most.tokens = kHostLimits.tokens;
+    } else if (!given && most.sequences > 1) {
+      most.sequences /= 2;
+    } else {
+      fail(
+          "memory",
+          "{} are allowed, but the plan needs {}:\n{}lower {}--max-seq-length, use an FP8 flow, or "
+          "raise --device-memory-limit",
+          format_bytes(limit), format_bytes(loop::plan_total(entries)), loop::format_plan(entries),
+          given ? "--batch-size or " : "");
+    }
+    options = policy_options(most.sequences, length, most.tokens, training);
+    entries = plan(options);
   }
 
+  const int64_t num_known = text_.num_known(config_);
+  loop::prepare_backend(*backend_, config_, num_known, options);
   policy_ = std::make_unique<loop::Policy>(backend_->allocator(), config_, num_known, options);
   if (arguments_.shape.empty()) {
     io::Checkpoint checkpoint(arguments_.model);

@@ -34,16 +34,22 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for `num_sequences` sequences of up to `length` positions, checks the plan
-  // against the limit, and loads weights and adapter.
+  // Plans the memory for `num_sequences` sequences of up to `length` positions, of which as many
+  // run at once as --batch-size says or, where that is for the program to choose, as the limit
+  // holds; Error with the plan where it does not fit. Then loads weights and adapter.
   void load(int64_t num_sequences, int64_t length, bool training);
 
   const io::ModelConfig& config() const { return config_; }
   const loop::TextSide& text() const { return text_; }
   ops::Backend& backend() { return *backend_; }
+  // Of load(), as is the number of sequences that run at once.
   loop::Policy& policy() { return *policy_; }
+  int64_t batch_size() const { return policy_->decoder().limits().max_sequences; }
 
  private:
+  loop::PolicyOptions policy_options(int64_t num_sequences, int64_t length, int64_t batch_tokens,
+                                     bool training) const;
+  std::vector<loop::PlanEntry> plan(const loop::PolicyOptions& options) const;
   Prompt read_prompt(const std::string& source, const std::string& where, bool special_tokens,
                      bool add_generation_prompt) const;
 

@@ -84,7 +84,8 @@ int run_score(const ScoreArguments& arguments) {
 
   int exit_code = 0;
   observe::Progress progress = progress_bar("score", static_cast<int64_t>(prompts.size()), "line");
-  const auto batch_size = static_cast<size_t>(arguments.model.batch_size);
+  const size_t batch_size =
+      longest > 0 ? static_cast<size_t>(session.batch_size()) : prompts.size();
   for (size_t begin = 0; begin < prompts.size(); begin += batch_size) {
     throw_if_interrupted();
     const size_t end = std::min(prompts.size(), begin + batch_size);

@@ -169,7 +169,7 @@ struct RunSection {
   std::string device = "auto";                           // "auto" | "cpu" | "cuda"
   int64_t threads = 0;                                   // 0: the processors it may use
   std::string cpu_isa = "auto";                          // "auto" | "portable" | "avx2" | "avx512"
-  int64_t device_memory_limit = 0;                       // bytes; 0: what the device has
+  int64_t device_memory_limit = 0;                       // bytes; 0: what is free or there
   bool operator==(const RunSection&) const = default;
 };
 

@@ -258,7 +258,8 @@ std::vector<Key> run_keys() {
       {"run.device_memory_limit",
        AT(run.device_memory_limit),
        "Octet",
-       "Memory the run may use, such as `\"5GiB\"`; 0: what the device has.",
+       "Memory the run may use, such as `\"5GiB\"`; 0: what is free on a GPU, what the machine has "
+       "on a CPU.",
        {.min = 0, .is_bytes = true}},
   };
 }

@@ -15,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using tensor::DType;
 
+constexpr int64_t kSampledRows = 512;  // of a step of decoding: one chunk of the output head
+
 bool has_tokenizer(const std::string& folder) {
   return fs::exists(fs::path(folder) / "tokenizer.json") ||
          fs::exists(fs::path(folder) / "tokenizer.json.gz");
@@ -84,7 +86,8 @@ Policy::Policy(tensor::Allocator& allocator, const io::ModelConfig& config, int6
                                                             .training = training,
                                                             .shadow = options.shadow});
   const int64_t chunk_rows =
-      std::max<int64_t>(1, options.logits_bytes / (4 * std::max<int64_t>(1, config.vocab_size)));
+      std::max(options.logits_bytes / (4 * std::max<int64_t>(1, config.vocab_size)),
+               std::min(options.max_sequences, kSampledRows));
   head_ = std::make_unique<model::OutputHead>(allocator, *model_, chunk_rows,
                                               options.max_batch_tokens, num_known, training);
   const DType dense_kv = options.precision.float32 ? DType::kF32 : DType::kBF16;
@@ -115,8 +118,7 @@ void Policy::map_pages() {
   if (shadow_) shadow_->map();
 }
 
-std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
-                                       const PolicyOptions& options) {
+ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options) {
   const io::ModelConfig& config = policy.model().config();
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t attention = policy.model().attention_width();
@@ -143,11 +145,26 @@ std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
     shape.linears.push_back({config.num_key_value_heads * config.head_dim, hidden});
   }
   if (config.mlp_bias) shape.linears.push_back({inner, hidden});
-  std::vector<PlanEntry> plan;
+  return shape;
+}
+
+int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                     const ops::WorkspaceShape& shape) {
+  int64_t workspaces = 0;
   for (const ops::Workspace& workspace : backend.workspaces(shape)) {
     plan.push_back({workspace.label, workspace.num_bytes});
+    workspaces += workspace.num_bytes;
   }
-  return plan;
+  const int64_t preparing = backend.prepare_bytes(shape), all = plan_total(plan);
+  if (preparing > all) plan.push_back({"search for products", preparing - all});
+  return workspaces;
+}
+
+void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
+                     const PolicyOptions& options) {
+  tensor::PlanningAllocator allocator;
+  Policy policy(allocator, config, num_known, options);
+  backend.prepare(workspace_shape(policy, options));
 }
 
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
@@ -157,7 +174,7 @@ std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_kn
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
   if (backend == nullptr) return plan;
-  for (PlanEntry& entry : plan_workspaces(*backend, policy, options)) plan.push_back(entry);
+  plan_backend(plan, *backend, workspace_shape(policy, options));
   return plan;
 }
 

@@ -27,7 +27,8 @@ struct PolicyOptions {
   int64_t max_sequences = 64;       // sequences of one forward
   int64_t kv_tokens = 0;            // tokens the pool holds; 0: max_sequences × max_seq_length
   bool shadow = false;              // BF16 reference passes (Calibrated Clipping)
-  int64_t logits_bytes = int64_t{64} << 20;  // of one chunk of the output head
+  // Of one chunk of the output head, unless the tokens that a step samples, up to 512, need more.
+  int64_t logits_bytes = int64_t{64} << 20;
 };
 
 // What belongs to a model besides its weights.
@@ -84,9 +85,15 @@ class Policy {
 // and with its workspaces.
 std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_known,
                                    const PolicyOptions& options, ops::Backend* backend = nullptr);
-// The backend's workspaces for this policy.
-std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, Policy& policy,
-                                       const PolicyOptions& options);
+// The largest extents that the backend's ops will see.
+ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options);
+// Adds the backend's workspaces, which it returns the bytes of, and what preparing takes beyond the
+// rest: before the rest is there.
+int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                     const ops::WorkspaceShape& shape);
+// Backend::prepare for a policy that is still to be made.
+void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
+                     const PolicyOptions& options);
 int64_t plan_total(const std::vector<PlanEntry>& plan);
 // Error naming the plan unless it fits the limit (0: none).
 void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);

@@ -161,10 +161,7 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   int64_t later = optimizer_bytes;  // what is made after the weights have been filled
   if (backend != nullptr) {
-    for (const PlanEntry& entry : plan_workspaces(*backend, policy, options)) {
-      plan.push_back(entry);
-      later += entry.num_bytes;
-    }
+    later += plan_backend(plan, *backend, workspace_shape(policy, options));
   }
   const int64_t loading = allocator.whole_pages(model::loading_bytes(policy.model()));
   if (loading > later) plan.push_back({"loading", loading - later});

@@ -113,6 +113,7 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
 void TrainRun::set_up() {
   ops::Backend& backend = backend_;
   const TrainConfig& config = config_;
+  prepare_backend(backend, source_.config, num_known_, policy_options_);
   policy_.emplace(backend.allocator(), source_.config, num_known_, policy_options_);
   fill_weights(backend, config, policy_->model());
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {

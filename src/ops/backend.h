@@ -39,6 +39,11 @@ class Backend {
   virtual std::string choices() const { return {}; }
   virtual tensor::Allocator& allocator() = 0;
 
+  // Finds out what ops of this shape will need to know, such as the fastest kernels for them, where
+  // it is not known yet; takes `prepare_bytes` of the allocator at most and gives them back. Before
+  // anything else is allocated; without it ops find out as they run.
+  virtual int64_t prepare_bytes(const WorkspaceShape&) { return 0; }
+  virtual void prepare(const WorkspaceShape&) {}
   // What ops of this shape will take of the allocator for themselves, in whole pages.
   virtual std::vector<Workspace> workspaces(const WorkspaceShape&) { return {}; }
   // What the device itself says is in use since the backend was made: the allocator's bytes and

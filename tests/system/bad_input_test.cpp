@@ -215,6 +215,27 @@ TEST(BadMemory, ThePlanComesFirst) {
                  1, {"8.00 MiB", "KV pages"});
 }
 
+// Unless told how many sequences run at once, it takes as many as fit, and the answers stay.
+TEST(BadMemory, FewerSequencesAtOnce) {
+  std::string lines;
+  for (int32_t i = 0; i < 16; ++i) lines += ids_line({i, 2, 3});
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"generate", "--model",          kModel, "--input",     "-",
+                                        "--json",   "--max-new-tokens", "500",  "--ignore-eos"};
+    command.insert(command.end(), more.begin(), more.end());
+    return octet(command, lines);
+  };
+  const Outcome plan = with({"--batch-size", "4", "--device-memory-limit", "1KiB"});
+  const std::string before = "the plan needs ";
+  const size_t from = plan.err.find(before) + before.size();
+  std::string needs = plan.err.substr(from, plan.err.find(':', from) - from);
+  std::erase(needs, ' ');
+  expect_failure(with({"--batch-size", "16", "--device-memory-limit", needs}), 1, {"KV pages"});
+  const Outcome chosen = with({"--device-memory-limit", needs});
+  EXPECT_EQ(chosen.exit_code, 0) << chosen.err;
+  EXPECT_EQ(chosen.out, with({}).out);
+}
+
 TEST(BadGguf, ATypeThatIsNotRead) {
   io::GgufBuilder builder;
   builder.add_string("general.architecture", "llama");
@@ -277,7 +298,8 @@ TEST(BadUsage, ValuesAreChecked) {
   rejects({"--device-memory-limit", "much"}, {"--device-memory-limit", "much"});
   rejects({"--temperature", "-1"}, {"--temperature"});
   rejects({"--top-p", "0"}, {"--top-p"});
-  rejects({"--batch-size", "0"}, {"--batch-size"});
+  rejects({"--batch-size", "-1"}, {"--batch-size"});
+  rejects({"--batch-size", "4097"}, {"--batch-size"});
   rejects({"--max-seq-length", "1000000"}, {"--max-seq-length"});
   rejects({"--max-new-tokens", "0"}, {"--max-new-tokens"});
   rejects({"a text beside --input"}, {"--input", "not both"});

@@ -181,31 +181,24 @@ struct Roles {
     int power;
   };
   __device__ static Query query_of(const uint4 (&words)[2]) {
-    const uint32_t w[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
-                           words[1].x, words[1].y, words[1].z, words[1].w};
-    float x[16], amax = 0;
+    const uint32_t pairs[2][4] = {{words[0].x, words[0].y, words[0].z, words[0].w},
+                                  {words[1].x, words[1].y, words[1].z, words[1].w}};
+    float amax = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      x[2 * i] = __uint_as_float(w[i] << 16);
-      x[2 * i + 1] = __uint_as_float(w[i] & 0xFFFF0000u);
-      amax = fmaxf(amax, fmaxf(fabsf(x[2 * i]), fabsf(x[2 * i + 1])));
+      const uint32_t pair = pairs[i / 4][i % 4];
+      amax = fmaxf(amax, fmaxf(fabsf(__uint_as_float(pair << 16)),
+                               fabsf(__uint_as_float(pair & 0xFFFF0000u))));
     }
 #pragma unroll
     for (int offset = 512 / kWidth; offset < 32; offset *= 2) {
       amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
     }
     const int power = query_power(amax);
-    const float scale = power_of_two(power);
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const TermPairs a = e4m3_terms(x[4 * i] * scale, x[4 * i + 1] * scale);
-      const TermPairs b = e4m3_terms(x[4 * i + 2] * scale, x[4 * i + 3] * scale);
-      high[i] = a.high | b.high << 16;
-      low[i] = a.low | b.low << 16;
-    }
-    return {make_uint4(high[0], high[1], high[2], high[3]),
-            make_uint4(low[0], low[1], low[2], low[3]), power};
+    const QueryTerms a = query_terms(pairs[0], power_of_two(power));
+    const QueryTerms b = query_terms(pairs[1], power_of_two(power));
+    return {make_uint4(a.high[0], a.high[1], b.high[0], b.high[1]),
+            make_uint4(a.low[0], a.low[1], b.low[0], b.low[1]), power};
   }
 
   // A warpgroup, whose own barrier is `sync`, takes the turns.

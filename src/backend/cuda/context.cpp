@@ -55,7 +55,7 @@ Context::Context(int device, int64_t limit_bytes)
 Context::~Context() {
   cudaStreamSynchronize(stream());
   ring_.reset();
-  for (Arena::Range& range : scratch_) allocator_.drop(range);
+  drop_scratch();
   counters_.reset();
   prefill_queue_.reset();
   decode_queues_.reset();
@@ -95,6 +95,10 @@ void Context::require_running(std::string_view what) const {
 void* Context::scratch(ScratchSlot slot, int64_t num_bytes) {
   if (scratch_[slot].mapped < num_bytes) require_running("CUDA workspace");
   return allocator_.grow(scratch_[slot], num_bytes, "CUDA workspace");
+}
+
+void Context::drop_scratch() {
+  for (Arena::Range& range : scratch_) allocator_.drop(range);
 }
 
 void Context::copy(const void* from, void* to, int64_t num_bytes, cudaMemcpyKind kind,

@@ -68,6 +68,8 @@ class Context {
   // At least `num_bytes` of device memory, contents undefined; a slot grows where it stands, so
   // that its address never changes.
   void* scratch(ScratchSlot slot, int64_t num_bytes);
+  // Gives all of it back, addresses too: only while nothing is recorded that uses it.
+  void drop_scratch();
   // Whether the stream's work is recorded and not run: then nothing may wait, grow or upload.
   bool is_recording() const;
   template <class T>

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/product_trial.h"
 #include "backend/cuda/status.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -87,8 +88,9 @@ int64_t LibraryProducts::workspace_bytes(const ops::WorkspaceShape& shape) const
   return library_ != nullptr && any ? LibraryCall::kWorkspaceBytes : 0;
 }
 
-int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
-  int64_t most = 0;
+std::vector<ProductKey> LibraryProducts::unknown(Context& context,
+                                                 const ops::WorkspaceShape& shape) {
+  std::vector<ProductKey> found;
   const auto look = [&](ProductFormat format, const ops::LinearShape& linear, int64_t max_tokens,
                         bool y_is_bf16) {
     if (library_ == nullptr || linear.rows * linear.columns < kSmallestWeight) return;
@@ -96,7 +98,7 @@ int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShap
     for (int64_t tokens = token_bucket(fewest); tokens <= token_bucket(max_tokens);
          tokens = token_bucket(tokens + 1)) {
       const ProductKey key{format, y_is_bf16, linear.rows, linear.columns, tokens};
-      if (file(context).find(key) == nullptr) most = std::max(most, trial_bytes(context, key));
+      if (file(context).find(key) == nullptr) found.push_back(key);
     }
   };
   const ProductFormat format = !shape.fp8           ? ProductFormat::kBF16
@@ -106,7 +108,24 @@ int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShap
     look(format, linear, shape.max_tokens, true);
   }
   look(ProductFormat::kBF16, shape.head, shape.head_rows, false);
+  return found;
+}
+
+int64_t LibraryProducts::search_bytes(Context& context, const ops::WorkspaceShape& shape) {
+  int64_t most = 0;
+  for (const ProductKey& key : unknown(context, shape)) {
+    most = std::max(most, trial_bytes(context, key));
+  }
   return most;
+}
+
+void LibraryProducts::prepare(Context& context, const ops::WorkspaceShape& shape) {
+  if (options_.inexact) return;
+  const std::vector<ProductKey> keys = unknown(context, shape);
+  if (keys.empty()) return;
+  log_info("searching kernels for {} products, once for this device: {}", keys.size(),
+           file(context).path());
+  for (const ProductKey& key : keys) try_search(context, key);
 }
 
 ProductChoices& LibraryProducts::file(Context& context) {
@@ -156,6 +175,15 @@ ProductChoice LibraryProducts::search(Context& context, const ProductKey& key) {
   return choice;
 }
 
+ProductChoice LibraryProducts::try_search(Context& context, const ProductKey& key) {
+  try {
+    return search(context, key);
+  } catch (const Error& error) {
+    log_warning("product {}: no search, the own kernel serves: {}", key.to_string(), error.what());
+    return {};
+  }
+}
+
 LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const ProductKey& key,
                                                  const Product& product) {
   const bool biased = product.bias != nullptr;
@@ -177,13 +205,7 @@ LibraryProducts::Plan LibraryProducts::make_plan(Context& context, const Product
       log_warning("product {}: the choice on file gives other bytes here; searching anew",
                   key.to_string());
     }
-    try {
-      take(search(context, key));
-    } catch (const Error& error) {
-      log_warning("product {}: no search, the own kernel serves: {}", key.to_string(),
-                  error.what());
-      plan.library = false;
-    }
+    take(try_search(context, key));
   }
   if (biased && plan.library && !holds()) {
     log_info("product {}: the own kernel serves where there is a bias", key.to_string());

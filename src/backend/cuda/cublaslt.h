@@ -25,17 +25,17 @@ class LibraryProducts {
 
   // Of kScratchLibrary; 0 where no product of this shape is large enough for the library.
   int64_t workspace_bytes(const ops::WorkspaceShape& shape) const;
-  // The most that a search takes for its time, of those that products of this shape may still
-  // need: for them there is no choice on file.
+  // Searches for what products of this shape need and no file knows, taking `search_bytes` at most.
   int64_t search_bytes(Context& context, const ops::WorkspaceShape& shape);
+  void prepare(Context& context, const ops::WorkspaceShape& shape);
 
   // From now on any algorithm is taken, whatever its rows: to measure what exactness costs. Such
   // choices are not kept.
   void set_inexact() { options_.inexact = true; }
   void set_search_seconds(double seconds) { options_.seconds = seconds; }
 
-  // y of a group of weights. Searches where it must, but never while the stream is captured: the
-  // own kernel serves then what is not known.
+  // y of a group of weights. Searches where nothing was prepared, but never while the stream is
+  // captured: the own kernel serves then what is not known.
   void run(Context& context, const Product& product);
 
   // Searches for a product of one weight now, whatever is known; for measuring.
@@ -50,6 +50,9 @@ class LibraryProducts {
   // The plan for a product of one weight, or null where the own kernel serves. One with a bias has
   // the algorithm of that without, where it adds the bias as the own kernel does.
   Plan* plan_for(Context& context, const Product& product);
+  std::vector<ProductKey> unknown(Context& context, const ops::WorkspaceShape& shape);
+  // Without memory for a search the own kernel serves.
+  ProductChoice try_search(Context& context, const ProductKey& key);
   Plan make_plan(Context& context, const ProductKey& key, const Product& product);
   void run_one(Context& context, const Product& product, Plan* plan);
   bool can_serve(const Product& product) const;

@@ -13,12 +13,14 @@
 namespace octet::cuda {
 namespace {
 
-// Where the library may be: the loader's own places, CUDA's, and PyTorch's wheels under every
-// python3 of the PATH.
+// Where the library may be: the loader's own places, the toolkit that this was built with, CUDA's,
+// and PyTorch's wheels under every python3 of the PATH.
 std::vector<std::string> places() {
   namespace fs = std::filesystem;
   std::error_code ignored;
-  std::vector<std::string> found = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
+  std::vector<std::string> found = {"libcublasLt.so.13",
+                                    OCTET_CUDA_TOOLKIT "/lib64/libcublasLt.so.13",
+                                    "/usr/local/cuda/lib64/libcublasLt.so.13"};
   const char* path = std::getenv("PATH");
   for (const std::string& folder : split(path == nullptr ? "" : path, ':')) {
     if (folder.empty() || !fs::exists(fs::path(folder) / "python3", ignored)) continue;

@@ -1,5 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
+#include <map>
+
 #include <fmt/format.h>
 
 #include "backend/cuda/cublaslt.h"
@@ -26,6 +28,13 @@ class CudaBackend final : public ops::Backend {
   std::string name() const override { return name_; }
   std::string choices() const override { return context_.library().choices(); }
   tensor::Allocator& allocator() override { return context_.allocator(); }
+  int64_t prepare_bytes(const ops::WorkspaceShape& shape) override {
+    return context_.library().search_bytes(context_, shape);
+  }
+  void prepare(const ops::WorkspaceShape& shape) override {
+    context_.library().prepare(context_, shape);
+    context_.drop_scratch();
+  }
   std::vector<ops::Workspace> workspaces(const ops::WorkspaceShape& shape) override {
     return cuda::workspaces(context_, shape);
   }
@@ -180,7 +189,6 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
     info.index = index;
     info.name = properties.name;
     info.capability = 10 * properties.major + properties.minor;
-    info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
     info.usable = !architecture_for(info.capability, OCTET_CUDA_ARCHITECTURES).empty();
     if (!info.usable) {
       info.why_not = fmt::format(
@@ -195,6 +203,18 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
   }
   if (found.empty()) why_none = "the driver shows no device";
   return found;
+}
+
+int64_t free_bytes(int device) {
+  static std::map<int, int64_t> known;
+  const auto [found, is_new] = known.try_emplace(device, 0);
+  if (is_new) {
+    size_t free = 0, total = 0;
+    check(cudaSetDevice(device), "CUDA device");
+    check(cudaMemGetInfo(&free, &total), "device memory");
+    found->second = static_cast<int64_t>(free);
+  }
+  return found->second;
 }
 
 std::string describe_libraries() { return LibraryProducts().description(); }

@@ -12,8 +12,7 @@ namespace octet::cuda {
 struct DeviceInfo {
   int index = 0;
   std::string name;
-  int capability = 0;  // 90: Hopper
-  int64_t memory_bytes = 0;
+  int capability = 0;   // 90: Hopper
   bool usable = false;  // this build has kernels for it
   std::string why_not;  // where it is not
 };
@@ -25,6 +24,10 @@ std::string architecture_for(int capability, const std::string& architectures);
 
 // The devices that the driver shows; empty, with the reason in `why_none`, where there are none.
 std::vector<DeviceInfo> devices(std::string& why_none);
+
+// Memory of a device that no program had taken when this was first asked. Error where the driver
+// gives no access.
+int64_t free_bytes(int device);
 
 // Which libraries are there at run time, and what happens without them; one line.
 std::string describe_libraries();

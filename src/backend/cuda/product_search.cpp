@@ -1,7 +1,6 @@
 #include "backend/cuda/product_search.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -9,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/checks.h"
-#include "backend/cuda/recording.h"
+#include "backend/cuda/product_trial.h"
 #include "backend/cuda/status.h"
 #include "backend/cuda/transpose.h"
 #include "backend/cuda/trial.h"
@@ -25,165 +24,11 @@ constexpr int kOffers = 8;                   // what the heuristic returns at mo
 constexpr size_t kFinalists = 16;            // timed again and then tested
 constexpr double kFinalMicroseconds = 1500;  // of timing one of them
 constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
-constexpr double kNearTie = 0.98;           // the own kernel's: what follows it comes early
-constexpr int64_t kRecordedTokens = 1024;   // a step of decoding seldom has more
-constexpr int64_t kCacheBytes = 160 << 20;  // more than three times the second-level cache
-constexpr int64_t kTestTokens = 384;        // enough rows that a rare difference shows
+constexpr double kNearTie = 0.98;          // the own kernel's: what follows it comes early
+constexpr int64_t kRecordedTokens = 1024;  // a step of decoding seldom has more
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-struct DestroyEvent {
-  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
-};
-using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
-Event make_event() {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "search for products");
-  return Event(event);
-}
-
-// The operands of a search, the own kernel's digests, and a stopwatch.
-class Trial {
- public:
-  Trial(Context& context, const ProductKey& key);
-
-  // Of so many tokens, with the next copy of the weight.
-  Product product(int64_t num_tokens);
-  // What one run of `body`, a product, adds to a chain in which small kernels stand before each,
-  // as in a layer; of `runs`. `recorded`: the chain is a graph, in which the library's own small
-  // steps take longer.
-  double microseconds(int runs, bool recorded, const std::function<void()>& body);
-  // What the own kernel's rows come to.
-  const std::vector<uint64_t>& expected(int64_t num_tokens);
-  std::vector<uint64_t> digests(int64_t num_tokens);
-  // Zeros in y, since an old row is no answer; `product` gives the weight that `expected` takes.
-  void prepare_test(int64_t num_tokens);
-
- private:
-  tensor::Buffer allocate(int64_t num_bytes) {
-    return context_.allocator().allocate(num_bytes, "search for products");
-  }
-
-  Context& context_;
-  ProductKey key_;
-  int64_t copies_ = 1, next_copy_ = 0, weight_bytes_ = 0;
-  tensor::Buffer weights_, x_, y_, w_scales_, x_scales_;
-  Event begin_ = make_event(), end_ = make_event();
-  std::map<std::pair<int, bool>, double> small_kernel_microseconds_;  // by runs and `recorded`
-  std::map<int64_t, std::vector<uint64_t>> expected_;
-};
-
-// Bytes of the larger operands of a search.
-struct TrialSizes {
-  explicit TrialSizes(const ProductKey& key) {
-    const int64_t each = key.format == ProductFormat::kBF16 ? 2 : 1;
-    weight = key.rows * key.depth * each;
-    copies = divide_up(kCacheBytes, weight);
-    x = tokens_of(key) * key.depth * each;
-    y = tokens_of(key) * key.rows * (key.y_is_bf16 ? 2 : 4);
-  }
-  static int64_t tokens_of(const ProductKey& key) { return std::max(key.tokens, kTestTokens); }
-  int64_t weight, copies, x, y;
-};
-
-Trial::Trial(Context& context, const ProductKey& key) : context_(context), key_(key) {
-  const TrialSizes sizes(key);
-  const int64_t tokens = TrialSizes::tokens_of(key);
-  weight_bytes_ = sizes.weight;
-  copies_ = sizes.copies;
-  weights_ = allocate(copies_ * weight_bytes_);
-  x_ = allocate(sizes.x);
-  y_ = allocate(sizes.y);
-  if (key.format == ProductFormat::kBF16) {
-    fill_bf16(context, static_cast<uint16_t*>(weights_.data()), copies_ * weight_bytes_ / 2, 1);
-    fill_bf16(context, static_cast<uint16_t*>(x_.data()), tokens * key.depth, 2);
-    return;
-  }
-  const int64_t chunks = key.format == ProductFormat::kBlocks ? key.depth / 128 : 1;
-  w_scales_ = allocate(4 * key.rows * chunks);
-  x_scales_ = allocate(4 * tokens * chunks);
-  fill_codes(context, static_cast<uint8_t*>(weights_.data()), copies_ * weight_bytes_, 1);
-  fill_codes(context, static_cast<uint8_t*>(x_.data()), tokens * key.depth, 2);
-  fill_scales(context, static_cast<float*>(w_scales_.data()), key.rows * chunks, 3);
-  fill_scales(context, static_cast<float*>(x_scales_.data()), tokens * chunks, 4);
-}
-
-Product Trial::product(int64_t num_tokens) {
-  const bool blocks = key_.format == ProductFormat::kBlocks;
-  Product product;
-  product.format = key_.format;
-  product.num_weights = 1;
-  ProductWeight& weight = product.weights[0];
-  weight.data = static_cast<char*>(weights_.data()) + next_copy_++ % copies_ * weight_bytes_;
-  weight.stride = key_.depth;
-  weight.rows = key_.rows;
-  weight.scales = static_cast<float*>(w_scales_.data());
-  weight.scale_stride = blocks ? key_.depth / 128 : 1;
-  weight.row_block = blocks ? 128 : 1;
-  product.x = x_.data();
-  product.x_stride = key_.depth;
-  product.x_scales = static_cast<float*>(x_scales_.data());
-  product.x_scale_stride = blocks ? key_.depth / 128 : 1;
-  product.num_tokens = num_tokens;
-  product.depth = key_.depth;
-  product.y = y_.data();
-  product.y_is_bf16 = key_.y_is_bf16;
-  product.y_stride = key_.rows;
-  product.settled = true;
-  return product;
-}
-
-double Trial::microseconds(int runs, bool recorded, const std::function<void()>& body) {
-  const cudaStream_t stream = context_.stream();
-  const auto time = [&](bool with_products) {
-    const auto chain = [&] {
-      for (int i = 0; i < runs; ++i) {
-        run_small_kernel(context_);
-        if (with_products) body();
-      }
-    };
-    std::string why_not;
-    const Graph graph = recorded ? record_graph(context_, chain, why_not) : nullptr;
-    if (recorded && graph == nullptr) fail("search for products", "no graph: {}", why_not);
-    // Long enough that the device finds all runs queued.
-    pause_stream(context_, 6000 + 8000 * runs);
-    check(cudaEventRecord(begin_.get(), stream), "search for products");
-    if (recorded) {
-      check(cudaGraphLaunch(graph.get(), stream), "search for products");
-    } else {
-      chain();
-    }
-    check(cudaEventRecord(end_.get(), stream), "search for products");
-    check(cudaEventSynchronize(end_.get()), "search for products");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()), "search for products");
-    return 1e3 * milliseconds / runs;
-  };
-  double& small = small_kernel_microseconds_[{runs, recorded}];
-  if (small == 0) small = time(false);
-  return std::max(0.1, time(true) - small);
-}
-
-const std::vector<uint64_t>& Trial::expected(int64_t num_tokens) {
-  std::vector<uint64_t>& found = expected_[num_tokens];
-  if (found.empty()) {
-    next_copy_ = 0;
-    run_own_product(context_, product(num_tokens));
-    found = digests(num_tokens);
-  }
-  return found;
-}
-
-void Trial::prepare_test(int64_t num_tokens) {
-  context_.fill_zero(y_.data(), num_tokens * key_.rows * (key_.y_is_bf16 ? 2 : 4));
-  next_copy_ = 0;
-}
-
-std::vector<uint64_t> Trial::digests(int64_t num_tokens) {
-  const int64_t row_bytes = key_.rows * (key_.y_is_bf16 ? 2 : 4);
-  return digest_rows(context_, y_.data(), num_tokens, row_bytes, row_bytes);
 }
 
 template <class T>
@@ -326,7 +171,7 @@ class Search {
   const CublasLt& library_;
   ProductKey key_;
   SearchOptions options_;
-  Trial trial_;
+  ProductTrial trial_;
   LibraryCall call_;
   std::vector<Timed> timed_;
   int tried_ = 0;
@@ -358,8 +203,8 @@ bool Search::screen(const Algorithm& algorithm) {
 bool Search::in_class(const Algorithm& algorithm) {
   if (options_.inexact) return true;
   const int64_t step = key_.format == ProductFormat::kBlocks ? 8 : 1;
-  for (const int64_t tokens : {round_up(bucket_begin(key_.tokens), step), key_.tokens,
-                               std::max(kTestTokens, key_.tokens), key_.tokens}) {
+  for (const int64_t tokens :
+       {round_up(bucket_begin(key_.tokens), step), key_.tokens, trial_.num_tokens(), key_.tokens}) {
     const std::vector<uint64_t>& expected = trial_.expected(tokens);
     trial_.prepare_test(tokens);
     if (!run_once(algorithm, tokens) || trial_.digests(tokens) != expected) return false;
@@ -465,13 +310,6 @@ bool is_in_class(Context& context, LibraryCall& call, const Algorithm& algorithm
   const std::vector<uint64_t> expected = digests();
   call.set(product, library_x_scales(context, product));
   return call.run(context, algorithm) == CUBLAS_STATUS_SUCCESS && digests() == expected;
-}
-
-int64_t trial_bytes(const Context& context, const ProductKey& key) {
-  const TrialSizes sizes(key);
-  const Arena& pages = context.allocator();
-  return pages.whole_pages(sizes.copies * sizes.weight) + pages.whole_pages(sizes.x) +
-         pages.whole_pages(sizes.y);
 }
 
 ProductChoice search_product(Context& context, const CublasLt& library, const ProductKey& key,

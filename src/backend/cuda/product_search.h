@@ -17,15 +17,12 @@ struct SearchOptions {
   bool inexact = false;
 };
 
-// Operands are made for the purpose and freed again; Error where there is no memory for them. The
-// weights that a run reads are never in the cache, as a layer's are not. One line is logged.
-// Waits; must not run while the stream is captured. `seeds`: what served other numbers of tokens.
+// Takes trial_bytes for its time; Error where there is no memory for them. The weights that a run
+// reads are never in the cache, as a layer's are not. One line is logged. Waits; must not run while
+// the stream is captured. `seeds`: what served other numbers of tokens.
 ProductChoice search_product(Context& context, const CublasLt& library, const ProductKey& key,
                              std::span<const cublasLtMatmulAlgo_t> seeds,
                              const SearchOptions& options);
-
-// Device memory that a search takes for its time.
-int64_t trial_bytes(const Context& context, const ProductKey& key);
 
 // Whether the library's rows of this product are the own kernel's. Writes product.y. A product
 // whose rows are all zeros proves nothing and passes. Waits.

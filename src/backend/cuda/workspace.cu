@@ -47,11 +47,7 @@ std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceSha
   }
   int64_t scratch = 0;
   for (const int64_t slot : slots) scratch += context.allocator().whole_pages(slot);
-  std::vector<ops::Workspace> all = {{"workspaces", scratch}};
-  if (const int64_t search = context.library().search_bytes(context, s); search > 0) {
-    all.push_back({"search for products", search});
-  }
-  return all;
+  return {{"workspaces", scratch}};
 }
 
 }  // namespace octet::cuda

@@ -8,8 +8,7 @@
 
 namespace octet::cuda {
 
-// The scratch slots at these extents, as the ops ask for them, and what searches for products take
-// that are still to be made. In whole pages.
+// The scratch slots at these extents, as the ops ask for them. In whole pages.
 std::vector<ops::Workspace> workspaces(Context& context, const ops::WorkspaceShape& shape);
 
 }  // namespace octet::cuda

@@ -331,6 +331,29 @@ TEST_F(ProductCuda, TheLibrarysWorkspaceIsPlannedWhereItMayServe) {
   EXPECT_GT(context.library().workspace_bytes(shape), 0);
 }
 
+TEST_F(ProductCuda, PreparingLeavesNothingToSearchAndNoMemory) {
+  const CacheFolder folder("prepared");
+  cuda::Context context(0, 0);
+  cuda::LibraryProducts& library = context.library();
+  if (library.description().starts_with("no ")) GTEST_SKIP() << "no cuBLASLt";
+  library.set_search_seconds(0.01);
+  const ops::WorkspaceShape shape{.max_tokens = 40,
+                                  .linears = {{1536, 1024}, {1024, 2048}},
+                                  .head = {4096, 1024},
+                                  .head_rows = 8,
+                                  .fp8 = true};
+  const cuda::Arena& memory = context.allocator();
+  const int64_t before = memory.bytes_in_use(), search = library.search_bytes(context, shape);
+  // The weights' copies are more than the second-level cache holds.
+  EXPECT_GT(search, int64_t{160} << 20);
+  library.prepare(context, shape);
+  EXPECT_EQ(library.search_bytes(context, shape), 0);
+  constexpr int64_t kSmall = 8 << 20;  // pages of small buffers
+  EXPECT_LE(memory.peak_bytes() - before, search + library.workspace_bytes(shape) + kSmall);
+  context.drop_scratch();
+  EXPECT_LE(memory.bytes_in_use() - before, kSmall);
+}
+
 TEST(ProductChoices, AreKeptByDeviceAndLibrary) {
   const CacheFolder folder("choices");
   const cuda::ProductKey key{ProductFormat::kScaled, true, 6144, 4096, 64};
