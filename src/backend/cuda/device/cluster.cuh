@@ -22,8 +22,9 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The largest of the blocks' values; each block passes one value, its threads all the same. Before
-// the next call, and before the kernel ends, cluster_leave must follow.
+// The largest of the blocks' values, none of which has all bits set; each block passes one value,
+// its threads all the same. Before the next call, and before the kernel ends, cluster_leave must
+// follow.
 __device__ inline uint32_t cluster_largest(uint32_t value) {
   const uint32_t size = cluster_size();
   if (size == 1) return value;
@@ -37,8 +38,14 @@ __device__ inline uint32_t cluster_largest(uint32_t value) {
     asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(lane));
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   }
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // has read
-  return __reduce_max_sync(kAllLanes, value);
+  value = __reduce_max_sync(kAllLanes, value);
+  // Has read: a block may end once all have arrived, so none does before its values have come. The
+  // condition, which always holds, is what makes it wait for them.
+  asm volatile(
+      "{ .reg .pred read; setp.ne.u32 read, %0, 0xFFFFFFFF;\n"
+      "@read barrier.cluster.arrive.relaxed; }" ::"r"(value)
+      : "memory");
+  return value;
 }
 
 // The float in the place of `own`, in shared memory, of the cluster's block `rank`.
