@@ -29,8 +29,8 @@ struct Weight {
 // With `x_per_weight` x is [T, number of weights × K] and each (dense) weight reads its own K
 // columns.
 // `settled`: neither of the two ops called just before this one wrote any of the weights, so that
-// they may be read while those still run. `x_settled`: and the last one neither wrote x nor had to
-// do with y.
+// they may be read while those still run. `x_settled`: and the last one neither wrote x nor reads
+// or writes y, so that this may run beside it.
 struct LinearArgs {
   tensor::TensorView x;
   tensor::QuantizedView xq;

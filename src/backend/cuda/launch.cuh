@@ -19,8 +19,9 @@ __device__ inline void await_predecessor() {
 #endif
 }
 
-// Before await_predecessor, in a kernel that stands between products and is short: a product behind
-// it may read its weights (ops::LinearArgs::settled) while the one before it still runs.
+// Before await_predecessor, in a short kernel: a product behind it may read its weights
+// (ops::LinearArgs::settled) while what stands before this kernel still runs. Not in a kernel whose
+// successor reads anything else early, nor in several in a row.
 __device__ inline void invite_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
