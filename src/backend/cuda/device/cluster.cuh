@@ -37,8 +37,9 @@ __device__ inline uint32_t cluster_largest(uint32_t value) {
     asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(lane));
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   }
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // has read
-  return __reduce_max_sync(kAllLanes, value);
+  value = __reduce_max_sync(kAllLanes, value);
+  cluster_arrive();  // has read
+  return value;
 }
 
 // The float in the place of `own`, in shared memory, of the cluster's block `rank`.
