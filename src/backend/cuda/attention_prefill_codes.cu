@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
         copier.run(item);
       }
     } else if (warp == 1) {
-      CodesReadier<Layout> readier(shared);
+      CodesReadier<Layout> readier(p, shared);
       for (;;) {
         const PrefillItem item = schedule.next();
         if (item.sequence < 0) break;

@@ -56,6 +56,14 @@ __device__ inline void load_matrices(uint32_t shared_address, uint32_t (&to)[4])
                : "memory");
 }
 
+// The way back (compute capability 9.0 and up).
+__device__ inline void store_matrices(uint32_t shared_address, const uint32_t (&from)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address),
+      "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+      : "memory");
+}
+
 // Two E4M3 codes (the low 16 bits) as two FP16 values, exactly; NaN stays NaN.
 __device__ inline uint32_t half2_of_e4m3(uint32_t codes) {
   uint32_t result;

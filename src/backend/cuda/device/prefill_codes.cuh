@@ -37,12 +37,14 @@ struct CodesLayout {
   static constexpr int kQueries = kValues + kStages * kChunkBytes;
   static constexpr int kFetched = kQueries + kRows * 2 * kWidth;  // queries as they lie
   static constexpr int kFetchedStride = 16 * 2 * kWidth;          // between warps
-  // Floats: scales of keys, of values, those of values × 2^−power, 2^power, the largest one of each
-  // tile's values; and the blocks that are on a page, a bit each.
+  // Floats: scales of keys, of values, those of values × 2^−power; where a row does not see all of
+  // the chunk, the largest one of the values up to each key; 2^power; the largest one of each
+  // tile's values, as the one before; and the blocks that are on a page, a bit each.
   static constexpr int kKeyScales = kFetched + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kStages * kScaleBytes;
   static constexpr int kReadyScales = kValueScales + kStages * kScaleBytes;
-  static constexpr int kPower = kReadyScales + kStages * kScaleBytes;
+  static constexpr int kTops = kReadyScales + kStages * kScaleBytes;
+  static constexpr int kPower = kTops + kStages * kScaleBytes;
   static constexpr int kTileTops = kPower + kStages * 4;
   static constexpr int kOnPage = kTileTops + kStages * 4 * (kChunkKeys / kTileKeys);
   static constexpr int kItems = kOnPage + kStages * 4;
@@ -122,36 +124,36 @@ class CodesCopier {
 // By one warp.
 template <class Layout>
 class CodesReadier {
+  const PrefillProblem& p_;
   char* shared_;
   uint32_t base_;
   int lane_;
   RingPlace<Layout::kStages> place_;
 
  public:
-  __device__ explicit CodesReadier(char* shared)
-      : shared_(shared), base_(shared_address(shared)), lane_(threadIdx.x % 32) {}
+  __device__ CodesReadier(const PrefillProblem& p, char* shared)
+      : p_(p), shared_(shared), base_(shared_address(shared)), lane_(threadIdx.x % 32) {}
 
   __device__ void run(const PrefillItem& item) {
     for (int chunk = item.begin / kChunkKeys * kChunkKeys; chunk < item.limit;
          chunk += kChunkKeys) {
       barrier_wait(base_ + Layout::kValuesHere + 8 * place_.slot, place_.parity);
-      constexpr int kOfLane = kChunkKeys / 32, kTiles = kChunkKeys / kTileKeys;
-      float scales[kOfLane], tops[kTiles] = {};
+      constexpr int kOfLane = kChunkKeys / 32;
+      float scales[kOfLane], tops[kOfLane];
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         const int key = 32 * i + lane_;
         scales[i] = floats(Layout::kValueScales)[key];
-        float& top = tops[32 * i / kTileKeys];
-        if (chunk + key < item.limit) top = fmaxf(top, scales[i]);
+        tops[i] = chunk + key < item.limit ? fmaxf(0, scales[i]) : 0;
       }
+      float largest = 0;
+      if (is_cut(item, chunk)) {
+        largest = scan(tops);
+      } else {
 #pragma unroll
-      for (float& top : tops) {
-#pragma unroll
-        for (int offset = 1; offset < 32; offset *= 2) {
-          top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
-        }
+        for (const float top : tops) largest = fmaxf(largest, top);
+        largest = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest)));
       }
-      const float largest = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       const int power = value_power(largest);
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
@@ -159,9 +161,6 @@ class CodesReadier {
       }
       if (lane_ == 0) {
         reinterpret_cast<float*>(shared_ + Layout::kPower)[place_.slot] = power_of_two(power);
-        auto* tile_tops = reinterpret_cast<float*>(shared_ + Layout::kTileTops);
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) tile_tops[place_.slot * kTiles + i] = tops[i];
       }
       clear_rest(max(0, item.begin - chunk) / Layout::kBlockKeys, item.limit - chunk);
       __syncwarp();
@@ -173,6 +172,34 @@ class CodesReadier {
  private:
   __device__ float* floats(int offset) const {
     return reinterpret_cast<float*>(shared_ + offset + place_.slot * Layout::kScaleBytes);
+  }
+  // Whether one of the item's rows may not see all of the chunk.
+  __device__ bool is_cut(const PrefillItem& item, int chunk) const {
+    return chunk + kChunkKeys > item.position_of(p_, item.first_row) + 1 ||
+           (p_.window != 0 && chunk < item.limit - p_.window);
+  }
+  // Leaves the largest one up to each key of the chunk, and that of each tile; gives that of all.
+  // tops[i] is of key 32 i + lane.
+  __device__ float scan(float (&tops)[kChunkKeys / 32]) const {
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+#pragma unroll
+      for (float& top : tops) {
+        const float before = __shfl_up_sync(0xFFFFFFFFu, top, offset);
+        if (lane_ >= offset) top = fmaxf(top, before);
+      }
+    }
+    auto* tile_tops = reinterpret_cast<float*>(shared_ + Layout::kTileTops) +
+                      place_.slot * (kChunkKeys / kTileKeys);
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kChunkKeys / 32; ++i) {
+      floats(Layout::kTops)[32 * i + lane_] = fmaxf(largest, tops[i]);
+      tops[i] = __shfl_sync(0xFFFFFFFFu, tops[i], 31);
+      largest = fmaxf(largest, tops[i]);
+      if (i % 2 == 1 && lane_ == 0) tile_tops[i / 2] = fmaxf(tops[i - 1], tops[i]);
+    }
+    return largest;
   }
   // Values that nobody wrote must not meet a weight of zero: those from key `keys` of the chunk on,
   // and those on no page. What the stage held before stays in the blocks that are not copied, those

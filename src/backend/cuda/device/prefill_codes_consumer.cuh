@@ -18,7 +18,6 @@ class CodesConsumer : public PrefillRows<Layout> {
       Rows::total_sum_;
 
   RingPlace<Layout::kStages> place_;
-  float next_factor_[2];  // of the item whose queries are placed
   // Of the chunk: scores of each half, then softmax weights; then those' terms, by step of 32 keys.
   float scores_[kTiles / 2][64];
   uint32_t weights_[kTiles][2][2][4];  // tile, term (low, high), step
@@ -55,8 +54,6 @@ class CodesConsumer : public PrefillRows<Layout> {
     if (!none) this->place_rows(item, first_row);
 #pragma unroll
     for (float& value : out_) value = 0;
-    factor_[0] = next_factor_[0];
-    factor_[1] = next_factor_[1];
     int chunk = item.begin / kChunkKeys * kChunkKeys;
     if (none) {
       wgmma_wait<0>();
@@ -104,26 +101,30 @@ class CodesConsumer : public PrefillRows<Layout> {
   // The terms of the fetched queries.
   __device__ void place_queries() {
     warpgroup_sync(1 + this->group_);  // the last item's are no longer used
+    uint32_t words[2][Rows::kPieces][4];
+    float amax[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      uint32_t words[Rows::kPieces][4];
-      float amax = 0;
+      uint32_t most = 0;  // magnitudes in pairs
 #pragma unroll
       for (int i = 0; i < Rows::kPieces; ++i) {
-        load_shared(this->fetched_query(h, i), words[i]);
+        load_shared(this->fetched_query(h, i), words[h][i]);
 #pragma unroll
-        for (const uint32_t pair : words[i]) {
-          const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000u);
-          amax = fmaxf(amax, fmaxf(fabsf(low), fabsf(high)));
-        }
+        for (const uint32_t pair : words[h][i]) most = largest_magnitudes(most, pair);
       }
-      const int power = query_power(quad_max(amax));
-      next_factor_[h] = power_of_two(-power) * this->p_.factor;
+      amax[h] = fmaxf(__uint_as_float(most << 16), __uint_as_float(most & 0xFFFF0000u));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) amax[h] = quad_max(amax[h]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int power = query_power(amax[h]);
+      factor_[h] = power_of_two(-power) * this->p_.factor;
       const float up = power_of_two(power);
       const int row = this->row_of(0, h);
 #pragma unroll
       for (int i = 0; i < Rows::kPieces; ++i) {
-        const QueryTerms terms = query_terms(words[i], up);
+        const QueryTerms terms = query_terms(words[h][i], up);
         const auto store = [&](int term, const uint32_t(&codes)[2]) {
           const int at = term * kWidth + this->piece_of(i) * 8;  // of the row's 2 kWidth bytes
           store_shared(
@@ -138,14 +139,22 @@ class CodesConsumer : public PrefillRows<Layout> {
     warpgroup_sync(1 + this->group_);
   }
 
+  // Of BF16 pairs, each the larger one of `most` and the other's magnitude; NaN counts for nothing.
+  __device__ static uint32_t largest_magnitudes(uint32_t most, uint32_t pair) {
+    uint32_t result;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(most), "r"(pair & 0x7FFF7FFFu));
+    return result;
+  }
+
   // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
   // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,
   // and values never NaN.
   template <bool kWhole>
   __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
     const auto first_of = [&](int tile) { return chunk + tile * kTileKeys; };
-    const auto is_own = [&](int tile) {
-      return kWhole || (first_of(tile) + kTileKeys > begin && first_of(tile) < limit);
+    // Whether a row sees any of the tile, from the given 32 keys on.
+    const auto is_own = [&](int tile, int step = 0) {
+      return kWhole || (first_of(tile) + kTileKeys > begin && first_of(tile) + 32 * step < limit);
     };
     // Whether a row does not see all of the tile.
     const auto is_cut = [&](int tile) {
@@ -166,7 +175,7 @@ class CodesConsumer : public PrefillRows<Layout> {
       if (!is_own(tile)) continue;
       if (tile > 0) load_columns(Layout::kKeyScales, tile, scales);
       scale_columns(scales, scores);
-      if (is_cut(tile)) mask(scores, first_of(tile), -INFINITY);
+      if (is_cut(tile)) mask(scores, first_of(tile));
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         float& most = largest[i % 4 / 2][i % 2];
@@ -186,6 +195,14 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
     if constexpr (kWhole) {
       power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
+    } else if (chunk >= whole_begin) {  // all rows see what is before their own key
+      const float* tops = reinterpret_cast<const float*>(shared_ + Layout::kTops +
+                                                         place_.slot * Layout::kScaleBytes);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int last = min(this->position_[h] - chunk, kChunkKeys - 1);
+        power[h] = power_of_two(value_power(last < 0 ? 0.0f : tops[last]));
+      }
     } else {
       const float* tops =
           reinterpret_cast<const float*>(shared_ + Layout::kTileTops) + place_.slot * kTiles;
@@ -214,32 +231,50 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) power[h] = power_of_two(value_power(quad_max(top[h])));
     }
-    float sums[4][2][2] = {};  // of 16 keys of each tile, row, residue
+    float sum[2][2];  // of row, residue
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      if (is_own(tile)) {
-        weigh<kWhole>(tile, is_cut(tile), first_of(tile), shift, power, sums);
-      } else {
+    for (int step = 0; step < 2; ++step) {  // 32 keys of each tile: fewer sums at once
+      float sums[2][2][2] = {};             // of 16 keys of each tile, row, residue
 #pragma unroll
-        for (int i = 0; i < 16; ++i) weights_[tile][i / 8][i / 4 % 2][i % 4] = 0;
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (is_own(tile, step)) {
+          weigh<kWhole>(tile, step, is_cut(tile), first_of(tile), shift, power, sums);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) weights_[tile][i / 4][step][i % 4] = 0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float both = sums[0][i / 2][i % 2] + sums[1][i / 2][i % 2];
+        sum[i / 2][i % 2] = step == 0 ? both : sum[i / 2][i % 2] + both;
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        sum[e] = (sums[0][h][e] + sums[1][h][e]) + (sums[2][h][e] + sums[3][h][e]);
-      }
-      total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[0] + sum[1]));
+      total_sum_[h] = fold(folding[h], total_sum_[h], quad_sum(sum[h][0] + sum[h][1]));
     }
+    // The values' power goes into their weight in the fold: neither that product nor the one with
+    // the unit's sums, multiples of 2^-18, is rounded, unless the weight leaves normal numbers.
+    bool apart = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float weight = folding[h].new_weight;
+      apart |= weight != 0 && weight * power[h] < 0x1p-126f;
+    }
+    apart = __any_sync(0xFFFFFFFFu, apart);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) folding[h].new_weight *= apart ? 1.0f : power[h];
     // A slab of columns is folded while the next one is multiplied.
-    const auto fold_slab = [&](int slab, const float(&sums)[32]) {
+    const auto fold_slab = [&](int slab, float(&sums)[32]) {
+      if (apart) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] *= power[i % 4 / 2];
+      }
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        const int h = i % 4 / 2;
         float& out = out_[32 * slab + i];
-        out = fold(folding[h], out, sums[i] * power[h]);
+        out = fold(folding[i % 4 / 2], out, sums[i]);
       }
     };
     const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
@@ -310,15 +345,15 @@ class CodesConsumer : public PrefillRows<Layout> {
   __device__ float (&scores_of(int tile))[32] {
     return *reinterpret_cast<float(*)[32]>(&scores_[tile / 2][tile % 2 * 32]);
   }
-  // Gives what the rows do not see of a tile, whose first key is at `first`, another value.
-  __device__ void mask(float (&scores)[32], int first, float unseen) const {
+  // Hides what the rows do not see of a tile, whose first key is at `first`.
+  __device__ void mask(float (&scores)[32], int first) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned seen = this->seen(h, first);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         float& score = scores[i / 2 * 4 + 2 * h + i % 2];
-        if ((seen >> i & 1) == 0) score = unseen;
+        if ((seen >> i & 1) == 0) score = -INFINITY;
       }
     }
   }
@@ -335,49 +370,52 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
     wgmma_commit();
   }
-  // From the scores of a tile, whose first key is at `first`, to the terms of its weights.
+  // From the scores of 32 keys, half `step` of a tile whose first key is at `first`, to the terms
+  // of their weights.
   template <bool kWhole>
-  __device__ void weigh(int tile, bool cut, int first, const float (&shift)[2],
-                        const float (&power)[2], float (&sums)[4][2][2]) {
-    auto& scores = scores_of(tile);
+  __device__ void weigh(int tile, int step, bool cut, int first, const float (&shift)[2],
+                        const float (&power)[2], float (&sums)[2][2][2]) {
+    float* scores = &scores_of(tile)[16 * step];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 16; ++i) {
       const int h = i % 4 / 2;
       scores[i] = exp2_flushing(fmaf(scores[i], factor_[h], shift[h]));
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {  // a key and the eighth after it
+    for (int i = 0; i < 8; ++i) {  // a key and the eighth after it
       const int at = i / 4 * 8 + i % 4;
       sums[i / 4][i % 4 / 2][i % 2] += scores[at] + scores[at + 4];
     }
-    if constexpr (kWhole) {
-      float2 scales[8];
-      load_columns(Layout::kReadyScales, tile, scales);
-      scale_columns(scales, scores);
-    } else {
-      const float2* scales = columns(Layout::kValueScales, tile);
-      float up[2];  // 2^-power
+    const float2* scales =
+        columns(kWhole ? Layout::kReadyScales : Layout::kValueScales, tile) + 16 * step;
+    float up[2];  // 2^-power
 #pragma unroll
-      for (int h = 0; h < 2; ++h) up[h] = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));
+    for (int h = 0; h < 2; ++h) up[h] = __uint_as_float(0x7F000000u - __float_as_uint(power[h]));
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 scale = scales[4 * j];
+    for (int j = 0; j < 4; ++j) {
+      const float2 scale = scales[4 * j];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          scores[4 * j + e] *= (e % 2 == 0 ? scale.x : scale.y) * up[e / 2];
+      for (int e = 0; e < 4; ++e) {
+        const float of_key = e % 2 == 0 ? scale.x : scale.y;
+        scores[4 * j + e] *= kWhole ? of_key : of_key * up[e / 2];
+      }
+    }
+    if (!kWhole && cut) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const unsigned seen = this->seen(h, first) >> 8 * step;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if ((seen >> i & 1) == 0) scores[i / 2 * 4 + 2 * h + i % 2] = 0;
         }
       }
-      if (cut) mask(scores, first, 0);
     }
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float* a = &scores[4 * (4 * step + 2 * (r / 2)) + 2 * (r % 2)];
-        const TermPairs first = e4m3_terms(a[0], a[1]), second = e4m3_terms(a[4], a[5]);
-        weights_[tile][0][step][r] = first.low | second.low << 16;
-        weights_[tile][1][step][r] = first.high | second.high << 16;
-      }
+    for (int r = 0; r < 4; ++r) {
+      const float* a = &scores[8 * (r / 2) + 2 * (r % 2)];
+      const TermPairs one = e4m3_terms(a[0], a[1]), two = e4m3_terms(a[4], a[5]);
+      weights_[tile][0][step][r] = one.low | two.low << 16;
+      weights_[tile][1][step][r] = one.high | two.high << 16;
     }
   }
 };

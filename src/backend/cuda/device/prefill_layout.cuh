@@ -207,10 +207,15 @@ class PrefillSchedule {
   __device__ void read(int index, PrefillItem& item) const {
     item.head = index % p_.keys.heads;
     const int block = index / p_.keys.heads;
+    // The last sequence whose items begin at or before the block's: among `count` of them each lane
+    // asks one, so that few reads follow each other.
     int sequence = 0;
-    for (int above = p_.num_sequences; above - sequence > 1;) {
-      const int middle = (sequence + above) / 2;
-      (first_item(middle) <= block ? sequence : above) = middle;
+    for (int count = p_.num_sequences; count > 1;) {
+      const int step = (count + 31) / 32, at = static_cast<int>(threadIdx.x % 32) * step;
+      const bool begins = at < count && first_item(sequence + at) <= block;
+      const int passed = (__popc(__ballot_sync(0xFFFFFFFFu, begins)) - 1) * step;
+      sequence += passed;
+      count = min(step, count - passed);
     }
     item.sequence = sequence;
     item.first_token = p_.query_offsets[sequence];

@@ -64,25 +64,28 @@ class PrefillRows {
     const int first_row = item.first_row + 64 * group_;
     if (first_row > item.last_row) return;
     // The rows as BF16, piece c of row r at c ^ (r % 8).
+    const float shares[2] = {share_of(total_sum_[0]), share_of(total_sum_[1])};
+    const uint32_t to = staged + lane_ % 16 * (2 * kWidth);
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; j += 2) {
+      uint32_t words[4];  // of piece j and the next one, each of both rows
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = &out_[4 * j + 2 * i];
+        words[i] = pack_bf16(pair[0] * shares[i % 2], pair[1] * shares[i % 2]);
+      }
+      store_matrices(to + (((j + lane_ / 16) ^ (lane_ % 8)) << 4), words);
+    }
+    __syncwarp();
     const int swizzle = lane_ / 4;
     staged += lane_ / 4 * (2 * kWidth);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float share = share_of(total_sum_[h]);
-#pragma unroll
-      for (int j = 0; j < kWidth / 8; ++j) {
-        store_shared(staged + h * (16 * kWidth) + ((j ^ swizzle) << 4) + lane_ % 4 * 4,
-                     pack_bf16(out_[4 * j + 2 * h] * share, out_[4 * j + 2 * h + 1] * share));
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
       const int row = row_of(first_row, h);
       if (row > item.last_row) continue;
-      const PrefillRow to = row_at(item, row);
-      if (lane_ % 4 == 0) write_lse(p_, to.token, to.head, total_maximum_[h], total_sum_[h]);
-      Bf16* out = p_.out + to.token * p_.out_stride + to.head * kWidth + piece_of(0) * 8;
+      const PrefillRow at = row_at(item, row);
+      if (lane_ % 4 == 0) write_lse(p_, at.token, at.head, total_maximum_[h], total_sum_[h]);
+      Bf16* out = p_.out + at.token * p_.out_stride + at.head * kWidth + piece_of(0) * 8;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         uint32_t words[4];
