@@ -24,7 +24,9 @@ constexpr int kOffers = 8;                   // what the heuristic returns at mo
 constexpr size_t kFinalists = 16;            // timed again and then tested
 constexpr double kFinalMicroseconds = 1500;  // of timing one of them
 constexpr int kScreeningRuns = 2, kFinalRuns = 8, kTurns = 3;
-constexpr double kNearTie = 0.98;          // the own kernel's: what follows it comes early
+// Near ties of few tokens are the own kernel's: what follows it comes early.
+constexpr double kNearTie = 0.98;
+constexpr int64_t kFewTokens = 64;
 constexpr int64_t kRecordedTokens = 1024;  // a step of decoding seldom has more
 
 double now_seconds() {
@@ -274,8 +276,9 @@ ProductChoice Search::run(std::span<const Algorithm> seeds) {
     }
   }
   std::ranges::sort(timed_, by_time);
+  const double least = (key_.tokens <= kFewTokens ? kNearTie : 1) * choice.own_microseconds;
   for (const Timed& candidate : timed_) {
-    if (candidate.microseconds >= kNearTie * choice.own_microseconds) break;
+    if (candidate.microseconds >= least) break;
     if (!in_class(candidate.algorithm)) continue;
     choice.library = true;
     std::memcpy(choice.algorithm.data(), &candidate.algorithm, sizeof(Algorithm));

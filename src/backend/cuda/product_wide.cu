@@ -20,7 +20,6 @@ namespace {
 
 constexpr int64_t kFewTokens = 64, kManyTokens = 1024;  // at most
 constexpr int kScaleBlock = 128;                        // rows of a weight with one block scale
-constexpr int kLoaders = 4;                             // warps
 constexpr int kFour = 4;                                // chunks whose block scales come at once
 
 // Of a thread, where there are two groups; 168 at the start.
@@ -33,6 +32,8 @@ struct WideTile {
   static constexpr bool kBlocks = kFormat == ProductFormat::kBlocks;
   static constexpr int kGroups = kGroups_, kRows = kRows_, kTokens = 64 * kGroups;
   static constexpr int kTogether = kTogether_;
+  // Warps. Two warpgroups that only add take no longer for it than one warp does for its copies.
+  static constexpr int kLoaders = kBlocks || kGroups == 1 ? 4 : 1;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kSums = kRows / 2;  // of a thread
 
@@ -118,11 +119,12 @@ struct WideBlock {
         }
       };
       if (tile_index == 0) {
-        prefetch_map(last ? &maps.last_tokens : &maps.tokens);
-        for (int chunk = loader; chunk < num_ahead; chunk += kLoaders) load_weights(chunk, chunk);
+        if constexpr (Tile::kLoaders > 1) prefetch_map(last ? &maps.last_tokens : &maps.tokens);
+        for (int chunk = loader; chunk < num_ahead; chunk += Tile::kLoaders)
+          load_weights(chunk, chunk);
         await_predecessor();
       }
-      for (int chunk = index - tile_index; chunk < wide.num_chunks; chunk += kLoaders) {
+      for (int chunk = index - tile_index; chunk < wide.num_chunks; chunk += Tile::kLoaders) {
         const int slot = place.slot;
         if (index >= Tile::kStages) barrier_wait(empty(slot), place.parity ^ 1);
         if (index >= num_ahead) load_weights(slot, chunk);
@@ -132,8 +134,8 @@ struct WideBlock {
           bulk_copy_box(base + four(index), last ? &maps.last_x_scales : &maps.x_scales, 4 * chunk,
                         token, full(slot));
         }
-        place.advance(kLoaders);
-        index += kLoaders;
+        place.advance(Tile::kLoaders);
+        index += Tile::kLoaders;
       }
       tile_index += wide.num_chunks;
     });
@@ -338,7 +340,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     block.consume(warp / 4);
   } else {
     if constexpr (Tile::kGroups > 1) give_registers<kLoaderRegisters>();
-    if (threadIdx.x % 32 == 0) block.load(maps, warp - 4 * Tile::kGroups);
+    const int loader = warp - 4 * Tile::kGroups;
+    if (threadIdx.x % 32 == 0 && loader < Tile::kLoaders) block.load(maps, loader);
   }
 }
 
