@@ -57,9 +57,13 @@ loop::PolicyOptions policy_options(const BenchArguments& arguments) {
   options.max_sequences =
       arguments.max_sequences > 0 ? std::min(arguments.max_sequences, sequences) : sequences;
   options.max_batch_tokens = std::max(arguments.batch_tokens, options.max_sequences);
+  // Samples of a prompt share its whole pages.
+  const int64_t shared = arguments.num_samples > 1 ? arguments.prompt_tokens / page * page : 0;
+  const int64_t own = (options.max_seq_length - shared + page) / page * page;
   options.kv_tokens = arguments.kv_tokens > 0
                           ? arguments.kv_tokens
-                          : options.max_sequences * ((options.max_seq_length + page) / page * page);
+                          : std::min(arguments.num_prompts, options.max_sequences) * shared +
+                                options.max_sequences * own;
   return options;
 }
 

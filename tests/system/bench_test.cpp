@@ -43,5 +43,35 @@ TEST(Bench, ARolloutsLimitIsWhatItMustReadAndMultiply) {
   EXPECT_GT(figures["tokens_per_second"].get<double>(), 0);
 }
 
+// Three prompts' four whole shared pages and two more of each of 18 samples: all can run at once,
+// and with a page less they cannot.
+TEST(Bench, APoolHoldsSharedPagesOnce) {
+  const auto steps = [](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"bench",
+                                        "rollout",
+                                        "--device",
+                                        "cpu",
+                                        "--json",
+                                        "--shape",
+                                        "smollm2-135m",
+                                        "--n",
+                                        "6",
+                                        "--prompt-tokens",
+                                        "70",
+                                        "--new-tokens",
+                                        "20",
+                                        "--prompts",
+                                        "3",
+                                        "--layers",
+                                        "1"};
+    command.insert(command.end(), more.begin(), more.end());
+    const Outcome outcome = octet(command);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return outcome.line(0)["steps"].get<int64_t>();
+  };
+  EXPECT_EQ(steps({}), 20);
+  EXPECT_GT(steps({"--kv-tokens", "752"}), 20);
+}
+
 }  // namespace
 }  // namespace octet::test
