@@ -104,8 +104,8 @@ int run_generate(const GenerateArguments& arguments) {
 
   // The line's number is part of its random key: a line that fails changes no other.
   std::vector<rollout::PromptRequest> requests;
-  std::vector<size_t> lines;  // of the requests
-  int64_t longest = 0;
+  std::vector<size_t> lines;     // of the requests
+  std::vector<int64_t> lengths;  // of the sequences, at their ends
   for (size_t i = 0; i < prompts.size(); ++i) {
     Prompt& prompt = prompts[i];
     const auto length = static_cast<int64_t>(prompt.ids.size());
@@ -115,7 +115,8 @@ int run_generate(const GenerateArguments& arguments) {
           prompt.where, session.max_positions(), length);
     }
     if (!prompt.error.empty()) continue;
-    longest = std::max(longest, length);
+    const int64_t new_tokens = std::min(session.max_positions() - length, arguments.max_new_tokens);
+    lengths.insert(lengths.end(), static_cast<size_t>(arguments.num_samples), length + new_tokens);
     lines.push_back(i);
     requests.push_back({.ids = prompt.ids,
                         .num_samples = arguments.num_samples,
@@ -125,9 +126,7 @@ int run_generate(const GenerateArguments& arguments) {
   OrderedAnswers answers(prompts, arguments, session.text());
   answers.print_ready();
   if (!requests.empty()) {
-    const int64_t room = session.max_positions() - longest;
-    session.load(static_cast<int64_t>(requests.size()) * arguments.num_samples,
-                 longest + std::min(room, arguments.max_new_tokens), false);
+    session.load(std::move(lengths), false);
     loop::Policy& policy = session.policy();
     rollout::Engine engine(session.backend(), policy.decoder(), policy.head(), policy.pages(),
                            session.text().tokenizer ? &*session.text().tokenizer : nullptr,

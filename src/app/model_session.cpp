@@ -1,6 +1,7 @@
 #include "app/model_session.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include <fmt/format.h>
@@ -148,7 +149,7 @@ Prompt ModelSession::read_prompt(const std::string& source, const std::string& w
   return prompt;
 }
 
-loop::PolicyOptions ModelSession::policy_options(int64_t num_sequences, int64_t length,
+loop::PolicyOptions ModelSession::policy_options(std::span<const int64_t> lengths,
                                                  int64_t batch_tokens, bool training) const {
   const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
@@ -156,15 +157,12 @@ loop::PolicyOptions ModelSession::policy_options(int64_t num_sequences, int64_t 
   options.fp8_kv = arguments_.kv_cache_dtype == "fp8";
   if (training) options.training = adapter_ ? model::Training::kLora : model::Training::kFull;
   if (adapter_) options.lora = adapter_->config;
-  options.max_seq_length = arguments_.max_seq_length > 0
-                               ? arguments_.max_seq_length
-                               : std::clamp<int64_t>(length, 1, max_positions_);
-  options.max_sequences = num_sequences;
+  options.max_seq_length = arguments_.max_seq_length > 0 ? arguments_.max_seq_length : lengths[0];
+  options.max_sequences = static_cast<int64_t>(lengths.size());
+  for (const int64_t length : lengths) options.kv_tokens += (length + page - 1) / page * page;
   // A training forward takes whole sequences.
   options.max_batch_tokens =
-      std::max(training ? options.max_seq_length : 0,
-               std::min(batch_tokens, num_sequences * options.max_seq_length));
-  options.kv_tokens = num_sequences * ((options.max_seq_length + page - 1) / page * page);
+      std::max(training ? options.max_seq_length : 0, std::min(batch_tokens, options.kv_tokens));
   return options;
 }
 
@@ -179,16 +177,22 @@ std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& optio
   return plan;
 }
 
-void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
+void ModelSession::load(std::vector<int64_t> lengths, bool training) {
+  std::ranges::sort(lengths, std::greater());
   const bool given = arguments_.batch_size > 0;
   BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
   if (given) most.sequences = arguments_.batch_size;
-  most.sequences = std::min(most.sequences, num_sequences);
+  most.sequences = std::min(most.sequences, static_cast<int64_t>(lengths.size()));
   const int64_t limit = memory_limit(arguments_.device);
   const auto fits = [&](const std::vector<loop::PlanEntry>& plan) {
     return limit <= 0 || loop::plan_total(plan) <= limit;
   };
-  loop::PolicyOptions options = policy_options(most.sequences, length, most.tokens, training);
+  const auto options_of = [&](const BatchLimits& limits) {
+    const std::span<const int64_t> longest(lengths);
+    return policy_options(longest.first(static_cast<size_t>(limits.sequences)), limits.tokens,
+                          training);
+  };
+  loop::PolicyOptions options = options_of(most);
   std::vector<loop::PlanEntry> entries = plan(options);
   while (!fits(entries)) {
     if (most.tokens > kHostLimits.tokens) {
@@ -203,7 +207,7 @@ void ModelSession::load(int64_t num_sequences, int64_t length, bool training) {
           format_bytes(limit), format_bytes(loop::plan_total(entries)), loop::format_plan(entries),
           given ? "--batch-size or " : "");
     }
-    options = policy_options(most.sequences, length, most.tokens, training);
+    options = options_of(most);
     entries = plan(options);
   }
 

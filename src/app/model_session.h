@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,10 +35,10 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for `num_sequences` sequences of up to `length` positions, of which as many
-  // run at once as --batch-size says or, where that is for the program to choose, as the limit
-  // holds; Error with the plan where it does not fit. Then loads weights and adapter.
-  void load(int64_t num_sequences, int64_t length, bool training);
+  // Plans the memory for sequences that end with these lengths, of which as many run at once as
+  // --batch-size says or, where that is for the program to choose, as the limit holds; Error with
+  // the plan where it does not fit. Then loads weights and adapter.
+  void load(std::vector<int64_t> lengths, bool training);
 
   const io::ModelConfig& config() const { return config_; }
   const loop::TextSide& text() const { return text_; }
@@ -47,7 +48,8 @@ class ModelSession {
   int64_t batch_size() const { return policy_->decoder().limits().max_sequences; }
 
  private:
-  loop::PolicyOptions policy_options(int64_t num_sequences, int64_t length, int64_t batch_tokens,
+  // `lengths`: of the longest sequences, as many as run at once.
+  loop::PolicyOptions policy_options(std::span<const int64_t> lengths, int64_t batch_tokens,
                                      bool training) const;
   std::vector<loop::PlanEntry> plan(const loop::PolicyOptions& options) const;
   Prompt read_prompt(const std::string& source, const std::string& where, bool special_tokens,

@@ -74,25 +74,23 @@ int run_score(const ScoreArguments& arguments) {
     fail_usage("--top", "{} are asked for, but the model knows only {} ids", arguments.num_top,
                session.text().num_known(session.config()));
   }
-  int64_t longest = 0;
+  std::vector<int64_t> lengths;
   for (const Prompt& prompt : prompts) {
-    longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
+    if (!prompt.ids.empty()) lengths.push_back(static_cast<int64_t>(prompt.ids.size()));
   }
-  if (longest > 0) {
-    session.load(static_cast<int64_t>(prompts.size()), longest, !arguments.gradients.empty());
-  }
+  const bool any = !lengths.empty();
+  if (any) session.load(std::move(lengths), !arguments.gradients.empty());
 
   int exit_code = 0;
   observe::Progress progress = progress_bar("score", static_cast<int64_t>(prompts.size()), "line");
-  const size_t batch_size =
-      longest > 0 ? static_cast<size_t>(session.batch_size()) : prompts.size();
+  const size_t batch_size = any ? static_cast<size_t>(session.batch_size()) : prompts.size();
   for (size_t begin = 0; begin < prompts.size(); begin += batch_size) {
     throw_if_interrupted();
     const size_t end = std::min(prompts.size(), begin + batch_size);
     std::vector<model::ScoringRequest> requests;  // a line that cannot be served is an empty one
     for (size_t i = begin; i < end; ++i) requests.push_back({prompts[i].ids, 1, true});
     std::vector<model::TokenScores> scores;
-    if (longest > 0) {
+    if (any) {
       scores = model::score_sequences(session.backend(), session.policy().decoder(),
                                       session.policy().head(), session.policy().pages(), requests,
                                       temperature, {}, 0, arguments.num_top);
@@ -111,7 +109,7 @@ int run_score(const ScoreArguments& arguments) {
     progress.update(static_cast<int64_t>(end));
   }
   if (!arguments.gradients.empty()) {
-    if (longest == 0) fail("--gradients", "no line of the input could be served");
+    if (!any) fail("--gradients", "no line of the input could be served");
     write_gradients(session, prompts, temperature, arguments.gradients);
   }
   return exit_code;

@@ -215,25 +215,52 @@ TEST(BadMemory, ThePlanComesFirst) {
                  1, {"8.00 MiB", "KV pages"});
 }
 
+Outcome generate(const std::string& lines, const std::vector<std::string>& more) {
+  std::vector<std::string> command = {"generate", "--model", kModel,        "--input",
+                                      "-",        "--json",  "--ignore-eos"};
+  command.insert(command.end(), more.begin(), more.end());
+  return octet(command, lines);
+}
+
+// What the plan of such a call needs and a hundredth more, since it is printed rounded.
+std::string needs(const std::string& lines, std::vector<std::string> more) {
+  more.insert(more.end(), {"--device-memory-limit", "1KiB"});
+  const std::string text = generate(lines, more).err, before = "the plan needs ";
+  const size_t from = text.find(before) + before.size();
+  EXPECT_NE(text.find(" MiB:", from), std::string::npos) << text;
+  return std::to_string(static_cast<int64_t>(1024 * 1.01 * std::stod(text.substr(from)))) + "KiB";
+}
+
 // Unless told how many sequences run at once, it takes as many as fit, and the answers stay.
 TEST(BadMemory, FewerSequencesAtOnce) {
   std::string lines;
   for (int32_t i = 0; i < 16; ++i) lines += ids_line({i, 2, 3});
-  const auto with = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> command = {"generate", "--model",          kModel, "--input",     "-",
-                                        "--json",   "--max-new-tokens", "500",  "--ignore-eos"};
-    command.insert(command.end(), more.begin(), more.end());
-    return octet(command, lines);
-  };
-  const Outcome plan = with({"--batch-size", "4", "--device-memory-limit", "1KiB"});
-  const std::string before = "the plan needs ";
-  const size_t from = plan.err.find(before) + before.size();
-  std::string needs = plan.err.substr(from, plan.err.find(':', from) - from);
-  std::erase(needs, ' ');
-  expect_failure(with({"--batch-size", "16", "--device-memory-limit", needs}), 1, {"KV pages"});
-  const Outcome chosen = with({"--device-memory-limit", needs});
+  const std::string limit = needs(lines, {"--max-new-tokens", "500", "--batch-size", "4"});
+  const std::vector<std::string> limited = {"--max-new-tokens", "500", "--device-memory-limit",
+                                            limit};
+  std::vector<std::string> together = limited;
+  together.insert(together.end(), {"--batch-size", "16"});
+  expect_failure(generate(lines, together), 1, {"KV pages"});
+  const Outcome chosen = generate(lines, limited);
   EXPECT_EQ(chosen.exit_code, 0) << chosen.err;
-  EXPECT_EQ(chosen.out, with({}).out);
+  EXPECT_EQ(chosen.out, generate(lines, {"--max-new-tokens", "500"}).out);
+}
+
+// The pool has room for what each sequence needs, not for as many of the longest.
+TEST(BadMemory, OneLongPromptAmongShortOnes) {
+  std::string one, all;
+  for (int i = 0; i < 16; ++i) {
+    const std::string is_long = ids_line(std::vector<int32_t>(400, 3));
+    one += i == 0 ? is_long : ids_line({i, 2, 3});
+    all += is_long;
+  }
+  const std::vector<std::string> few = {"--max-new-tokens", "2", "--batch-size", "16"};
+  std::vector<std::string> limited = few;
+  limited.insert(limited.end(), {"--device-memory-limit", needs(one, few)});
+  const Outcome outcome = generate(one, limited);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, generate(one, few).out);
+  expect_failure(generate(all, limited), 1, {"KV pages"});
 }
 
 TEST(BadGguf, ATypeThatIsNotRead) {
