@@ -75,9 +75,8 @@ std::vector<loop::PlanEntry> plan_rollout(ops::Backend& backend, const io::Model
   loop::Policy policy(allocator, config, config.vocab_size, options);
   plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   // The weights are filled before there are workspaces.
-  std::vector<loop::PlanEntry> workspaces;
   const int64_t later =
-      loop::plan_backend(workspaces, backend, loop::workspace_shape(policy, options));
+      loop::plan_total(loop::plan_workspaces(backend, loop::workspace_shape(policy, options)));
   const int64_t filling = random_weights_bytes(policy.model());
   if (filling > later) plan.push_back({"filling", filling - later});
   return plan;

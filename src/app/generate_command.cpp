@@ -115,8 +115,8 @@ int run_generate(const GenerateArguments& arguments) {
           prompt.where, session.max_positions(), length);
     }
     if (!prompt.error.empty()) continue;
-    const int64_t new_tokens = std::min(session.max_positions() - length, arguments.max_new_tokens);
-    lengths.insert(lengths.end(), static_cast<size_t>(arguments.num_samples), length + new_tokens);
+    lengths.push_back(length +
+                      std::min(session.max_positions() - length, arguments.max_new_tokens));
     lines.push_back(i);
     requests.push_back({.ids = prompt.ids,
                         .num_samples = arguments.num_samples,
@@ -126,7 +126,7 @@ int run_generate(const GenerateArguments& arguments) {
   OrderedAnswers answers(prompts, arguments, session.text());
   answers.print_ready();
   if (!requests.empty()) {
-    session.load(std::move(lengths), false);
+    session.load(std::move(lengths), arguments.num_samples, false);
     loop::Policy& policy = session.policy();
     rollout::Engine engine(session.backend(), policy.decoder(), policy.head(), policy.pages(),
                            session.text().tokenizer ? &*session.text().tokenizer : nullptr,

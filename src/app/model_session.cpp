@@ -177,24 +177,22 @@ std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& optio
   return plan;
 }
 
-void ModelSession::load(std::vector<int64_t> lengths, bool training) {
+void ModelSession::load(std::vector<int64_t> lengths, int64_t copies, bool training) {
   std::ranges::sort(lengths, std::greater());
   const bool given = arguments_.batch_size > 0;
   BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
   if (given) most.sequences = arguments_.batch_size;
-  most.sequences = std::min(most.sequences, static_cast<int64_t>(lengths.size()));
+  most.sequences = std::min(most.sequences, static_cast<int64_t>(lengths.size()) * copies);
   const int64_t limit = memory_limit(arguments_.device);
-  const auto fits = [&](const std::vector<loop::PlanEntry>& plan) {
-    return limit <= 0 || loop::plan_total(plan) <= limit;
-  };
-  const auto options_of = [&](const BatchLimits& limits) {
-    const std::span<const int64_t> longest(lengths);
-    return policy_options(longest.first(static_cast<size_t>(limits.sequences)), limits.tokens,
-                          training);
-  };
-  loop::PolicyOptions options = options_of(most);
-  std::vector<loop::PlanEntry> entries = plan(options);
-  while (!fits(entries)) {
+  loop::PolicyOptions options;
+  for (;;) {
+    std::vector<int64_t> longest;
+    for (int64_t i = 0; i < most.sequences; ++i) {
+      longest.push_back(lengths[static_cast<size_t>(i / copies)]);
+    }
+    options = policy_options(longest, most.tokens, training);
+    const std::vector<loop::PlanEntry> entries = plan(options);
+    if (limit <= 0 || loop::plan_total(entries) <= limit) break;
     if (most.tokens > kHostLimits.tokens) {
       most.tokens = kHostLimits.tokens;
     } else if (!given && most.sequences > 1) {
@@ -207,8 +205,6 @@ void ModelSession::load(std::vector<int64_t> lengths, bool training) {
           format_bytes(limit), format_bytes(loop::plan_total(entries)), loop::format_plan(entries),
           given ? "--batch-size or " : "");
     }
-    options = options_of(most);
-    entries = plan(options);
   }
 
   const int64_t num_known = text_.num_known(config_);

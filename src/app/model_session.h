@@ -35,10 +35,10 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for sequences that end with these lengths, of which as many run at once as
-  // --batch-size says or, where that is for the program to choose, as the limit holds; Error with
-  // the plan where it does not fit. Then loads weights and adapter.
-  void load(std::vector<int64_t> lengths, bool training);
+  // Plans the memory for sequences that end with these lengths, `copies` of each, of which as many
+  // run at once as --batch-size says or, where that is for the program to choose, as the limit
+  // holds; Error with the plan where it does not fit. Then loads weights and adapter.
+  void load(std::vector<int64_t> lengths, int64_t copies, bool training);
 
   const io::ModelConfig& config() const { return config_; }
   const loop::TextSide& text() const { return text_; }

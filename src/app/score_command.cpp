@@ -79,7 +79,7 @@ int run_score(const ScoreArguments& arguments) {
     if (!prompt.ids.empty()) lengths.push_back(static_cast<int64_t>(prompt.ids.size()));
   }
   const bool any = !lengths.empty();
-  if (any) session.load(std::move(lengths), !arguments.gradients.empty());
+  if (any) session.load(std::move(lengths), 1, !arguments.gradients.empty());
 
   int exit_code = 0;
   observe::Progress progress = progress_bar("score", static_cast<int64_t>(prompts.size()), "line");

@@ -148,16 +148,18 @@ ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options
   return shape;
 }
 
-int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
-                     const ops::WorkspaceShape& shape) {
-  int64_t workspaces = 0;
+std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, const ops::WorkspaceShape& shape) {
+  std::vector<PlanEntry> plan;
   for (const ops::Workspace& workspace : backend.workspaces(shape)) {
     plan.push_back({workspace.label, workspace.num_bytes});
-    workspaces += workspace.num_bytes;
   }
+  return plan;
+}
+
+void plan_preparing(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                    const ops::WorkspaceShape& shape) {
   const int64_t preparing = backend.prepare_bytes(shape), all = plan_total(plan);
   if (preparing > all) plan.push_back({"search for products", preparing - all});
-  return workspaces;
 }
 
 void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
@@ -174,7 +176,9 @@ std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_kn
   std::vector<PlanEntry> plan;
   for (const auto& entry : allocator.entries()) plan.push_back({entry.label, entry.num_bytes});
   if (backend == nullptr) return plan;
-  plan_backend(plan, *backend, workspace_shape(policy, options));
+  const ops::WorkspaceShape shape = workspace_shape(policy, options);
+  for (PlanEntry& entry : plan_workspaces(*backend, shape)) plan.push_back(entry);
+  plan_preparing(plan, *backend, shape);
   return plan;
 }
 

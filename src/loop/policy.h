@@ -87,10 +87,11 @@ std::vector<PlanEntry> plan_memory(const io::ModelConfig& config, int64_t num_kn
                                    const PolicyOptions& options, ops::Backend* backend = nullptr);
 // The largest extents that the backend's ops will see.
 ops::WorkspaceShape workspace_shape(Policy& policy, const PolicyOptions& options);
-// Adds the backend's workspaces, which it returns the bytes of, and what preparing takes beyond the
-// rest: before the rest is there.
-int64_t plan_backend(std::vector<PlanEntry>& plan, ops::Backend& backend,
-                     const ops::WorkspaceShape& shape);
+// The backend's workspaces for them.
+std::vector<PlanEntry> plan_workspaces(ops::Backend& backend, const ops::WorkspaceShape& shape);
+// Adds what Backend::prepare takes, before the rest is there, beyond the rest.
+void plan_preparing(std::vector<PlanEntry>& plan, ops::Backend& backend,
+                    const ops::WorkspaceShape& shape);
 // Backend::prepare for a policy that is still to be made.
 void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
                      const PolicyOptions& options);

@@ -161,7 +161,12 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   plan.push_back({"sampling", rollout::Engine::num_bytes(policy.decoder(), policy.head())});
   int64_t later = optimizer_bytes;  // what is made after the weights have been filled
   if (backend != nullptr) {
-    later += plan_backend(plan, *backend, workspace_shape(policy, options));
+    const ops::WorkspaceShape shape = workspace_shape(policy, options);
+    for (const PlanEntry& entry : plan_workspaces(*backend, shape)) {
+      plan.push_back(entry);
+      later += entry.num_bytes;
+    }
+    plan_preparing(plan, *backend, shape);
   }
   const int64_t loading = allocator.whole_pages(model::loading_bytes(policy.model()));
   if (loading > later) plan.push_back({"loading", loading - later});

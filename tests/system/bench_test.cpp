@@ -43,34 +43,21 @@ TEST(Bench, ARolloutsLimitIsWhatItMustReadAndMultiply) {
   EXPECT_GT(figures["tokens_per_second"].get<double>(), 0);
 }
 
-// Three prompts' four whole shared pages and two more of each of 18 samples: all can run at once,
-// and with a page less they cannot.
+// Three prompts' four whole shared pages and two more of each of 18 samples, 48 in all: the pool
+// has these, all run at once, and with a page less they cannot.
 TEST(Bench, APoolHoldsSharedPagesOnce) {
-  const auto steps = [](const std::vector<std::string>& more) {
-    std::vector<std::string> command = {"bench",
-                                        "rollout",
-                                        "--device",
-                                        "cpu",
-                                        "--json",
-                                        "--shape",
-                                        "smollm2-135m",
-                                        "--n",
-                                        "6",
-                                        "--prompt-tokens",
-                                        "70",
-                                        "--new-tokens",
-                                        "20",
-                                        "--prompts",
-                                        "3",
-                                        "--layers",
-                                        "1"};
-    command.insert(command.end(), more.begin(), more.end());
-    const Outcome outcome = octet(command);
+  const auto figures = [](const std::string& kv_tokens) {
+    const Outcome outcome =
+        octet({"bench", "rollout", "--device", "cpu", "--json", "--shape", "smollm2-135m",
+               "--layers", "1", "--prompts", "3", "--n", "6", "--prompt-tokens", "70",
+               "--new-tokens", "20", "--kv-tokens", kv_tokens});
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    return outcome.line(0)["steps"].get<int64_t>();
+    return outcome.line(0);
   };
-  EXPECT_EQ(steps({}), 20);
-  EXPECT_GT(steps({"--kv-tokens", "752"}), 20);
+  const Json chosen = figures("0"), given = figures("768");
+  EXPECT_EQ(chosen["steps"], 20);
+  EXPECT_EQ(chosen["peak_bytes"], given["peak_bytes"]);
+  EXPECT_GT(figures("752")["steps"].get<int64_t>(), 20);
 }
 
 }  // namespace

@@ -156,14 +156,14 @@ TEST(TrainLearning, RewardsRiseInBf16AndFp8Alike) {
     const std::vector<double> high = values_of(run, "calibration/high");
     if (flow == kFp8Full) {
       ASSERT_EQ(low.size(), 160u);
-      // The bounds leave where they begin.
+      // The bounds leave where they begin, by more than the 0.05 and 0.1 of one step.
       const auto farthest = [](const std::vector<double>& bounds, double from) {
         double most = 0;
         for (const double bound : bounds) most = std::max(most, std::abs(bound - from));
         return most;
       };
-      EXPECT_GT(farthest(low, 0.6), 0.05);
-      EXPECT_GT(farthest(high, 1.8), 0.1);
+      EXPECT_GT(farthest(low, 0.6), 0.1);
+      EXPECT_GT(farthest(high, 1.8), 0.2);
       for (size_t i = 0; i < low.size(); ++i) {
         EXPECT_TRUE(low[i] >= 0.5 && low[i] <= 0.9 && high[i] >= 1.2 && high[i] <= 2.0) << i;
       }

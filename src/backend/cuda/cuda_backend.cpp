@@ -207,14 +207,11 @@ std::vector<DeviceInfo> devices(std::string& why_none) {
 
 int64_t free_bytes(int device) {
   static std::map<int, int64_t> known;
-  const auto [found, is_new] = known.try_emplace(device, 0);
-  if (is_new) {
-    size_t free = 0, total = 0;
-    check(cudaSetDevice(device), "CUDA device");
-    check(cudaMemGetInfo(&free, &total), "device memory");
-    found->second = static_cast<int64_t>(free);
-  }
-  return found->second;
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  size_t free = 0, total = 0;
+  check(cudaSetDevice(device), "CUDA device");
+  check(cudaMemGetInfo(&free, &total), "device memory");
+  return known[device] = static_cast<int64_t>(free);
 }
 
 std::string describe_libraries() { return LibraryProducts().description(); }

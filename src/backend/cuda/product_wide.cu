@@ -32,7 +32,7 @@ struct WideTile {
   static constexpr bool kBlocks = kFormat == ProductFormat::kBlocks;
   static constexpr int kGroups = kGroups_, kRows = kRows_, kTokens = 64 * kGroups;
   static constexpr int kTogether = kTogether_;
-  // Warps. Two warpgroups that only add take no longer for it than one warp does for its copies.
+  // Warps. One keeps up with two warpgroups, but for the scales of blocks.
   static constexpr int kLoaders = kBlocks || kGroups == 1 ? 4 : 1;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kSums = kRows / 2;  // of a thread
