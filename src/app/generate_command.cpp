@@ -104,8 +104,8 @@ int run_generate(const GenerateArguments& arguments) {
 
   // The line's number is part of its random key: a line that fails changes no other.
   std::vector<rollout::PromptRequest> requests;
-  std::vector<size_t> lines;     // of the requests
-  std::vector<int64_t> lengths;  // of the sequences, at their ends
+  std::vector<size_t> lines;  // of the requests
+  std::vector<SequenceLength> lengths;
   for (size_t i = 0; i < prompts.size(); ++i) {
     Prompt& prompt = prompts[i];
     const auto length = static_cast<int64_t>(prompt.ids.size());
@@ -115,8 +115,8 @@ int run_generate(const GenerateArguments& arguments) {
           prompt.where, session.max_positions(), length);
     }
     if (!prompt.error.empty()) continue;
-    lengths.push_back(length +
-                      std::min(session.max_positions() - length, arguments.max_new_tokens));
+    const int64_t most = std::min(session.max_positions() - length, arguments.max_new_tokens);
+    lengths.push_back({length + most, length});
     lines.push_back(i);
     requests.push_back({.ids = prompt.ids,
                         .num_samples = arguments.num_samples,

@@ -15,10 +15,6 @@
 namespace octet::app {
 namespace {
 
-// Sequences at once and tokens of one forward at most, unless training needs more.
-struct BatchLimits {
-  int64_t sequences, tokens;
-};
 constexpr BatchLimits kHostLimits{16, 2048}, kDeviceLimits{256, 8192};
 
 bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
@@ -149,20 +145,26 @@ Prompt ModelSession::read_prompt(const std::string& source, const std::string& w
   return prompt;
 }
 
-loop::PolicyOptions ModelSession::policy_options(std::span<const int64_t> lengths,
-                                                 int64_t batch_tokens, bool training) const {
+loop::PolicyOptions ModelSession::policy_options(std::span<const SequenceLength> lengths,
+                                                 int64_t copies, const BatchLimits& most,
+                                                 bool training) const {
   const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
   options.precision = precision_;
   options.fp8_kv = arguments_.kv_cache_dtype == "fp8";
   if (training) options.training = adapter_ ? model::Training::kLora : model::Training::kFull;
   if (adapter_) options.lora = adapter_->config;
-  options.max_seq_length = arguments_.max_seq_length > 0 ? arguments_.max_seq_length : lengths[0];
-  options.max_sequences = static_cast<int64_t>(lengths.size());
-  for (const int64_t length : lengths) options.kv_tokens += (length + page - 1) / page * page;
+  options.max_seq_length =
+      arguments_.max_seq_length > 0 ? arguments_.max_seq_length : lengths[0].total;
+  options.max_sequences = most.sequences;
+  for (int64_t i = 0; i < most.sequences; ++i) {
+    const SequenceLength& length = lengths[static_cast<size_t>(i / copies)];
+    const int64_t shared = i % copies == 0 ? 0 : length.prompt / page;
+    options.kv_tokens += ((length.total + page - 1) / page - shared) * page;
+  }
   // A training forward takes whole sequences.
   options.max_batch_tokens =
-      std::max(training ? options.max_seq_length : 0, std::min(batch_tokens, options.kv_tokens));
+      std::max(training ? options.max_seq_length : 0, std::min(most.tokens, options.kv_tokens));
   return options;
 }
 
@@ -177,8 +179,8 @@ std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& optio
   return plan;
 }
 
-void ModelSession::load(std::vector<int64_t> lengths, int64_t copies, bool training) {
-  std::ranges::sort(lengths, std::greater());
+void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, bool training) {
+  std::ranges::sort(lengths, std::greater(), &SequenceLength::total);
   const bool given = arguments_.batch_size > 0;
   BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
   if (given) most.sequences = arguments_.batch_size;
@@ -186,11 +188,7 @@ void ModelSession::load(std::vector<int64_t> lengths, int64_t copies, bool train
   const int64_t limit = memory_limit(arguments_.device);
   loop::PolicyOptions options;
   for (;;) {
-    std::vector<int64_t> longest;
-    for (int64_t i = 0; i < most.sequences; ++i) {
-      longest.push_back(lengths[static_cast<size_t>(i / copies)]);
-    }
-    options = policy_options(longest, most.tokens, training);
+    options = policy_options(lengths, copies, most, training);
     const std::vector<loop::PlanEntry> entries = plan(options);
     if (limit <= 0 || loop::plan_total(entries) <= limit) break;
     if (most.tokens > kHostLimits.tokens) {

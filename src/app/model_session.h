@@ -22,6 +22,16 @@ struct Prompt {
   std::string error;  // empty: it can
 };
 
+// Of a sequence: its tokens at its end, and those of its prompt.
+struct SequenceLength {
+  int64_t total, prompt;
+};
+
+// Sequences at once, and tokens of one forward unless training needs more.
+struct BatchLimits {
+  int64_t sequences, tokens;
+};
+
 class ModelSession {
  public:
   // Reads the configs, the tokenizer and the adapter, and settles the precision. UsageError where
@@ -35,10 +45,11 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for sequences that end with these lengths, `copies` of each, of which as many
-  // run at once as --batch-size says or, where that is for the program to choose, as the limit
-  // holds; Error with the plan where it does not fit. Then loads weights and adapter.
-  void load(std::vector<int64_t> lengths, int64_t copies, bool training);
+  // Plans the memory for sequences of these lengths, `copies` of each, which share the prompt's
+  // whole pages; as many run at once as --batch-size says or, where that is for the program to
+  // choose, as the limit holds. Error with the plan where it does not fit. Then loads weights and
+  // adapter.
+  void load(std::vector<SequenceLength> lengths, int64_t copies, bool training);
 
   const io::ModelConfig& config() const { return config_; }
   const loop::TextSide& text() const { return text_; }
@@ -48,9 +59,9 @@ class ModelSession {
   int64_t batch_size() const { return policy_->decoder().limits().max_sequences; }
 
  private:
-  // `lengths`: of the longest sequences, as many as run at once.
-  loop::PolicyOptions policy_options(std::span<const int64_t> lengths, int64_t batch_tokens,
-                                     bool training) const;
+  // `lengths`: the longest first.
+  loop::PolicyOptions policy_options(std::span<const SequenceLength> lengths, int64_t copies,
+                                     const BatchLimits& most, bool training) const;
   std::vector<loop::PlanEntry> plan(const loop::PolicyOptions& options) const;
   Prompt read_prompt(const std::string& source, const std::string& where, bool special_tokens,
                      bool add_generation_prompt) const;

@@ -74,9 +74,10 @@ int run_score(const ScoreArguments& arguments) {
     fail_usage("--top", "{} are asked for, but the model knows only {} ids", arguments.num_top,
                session.text().num_known(session.config()));
   }
-  std::vector<int64_t> lengths;
+  std::vector<SequenceLength> lengths;
   for (const Prompt& prompt : prompts) {
-    if (!prompt.ids.empty()) lengths.push_back(static_cast<int64_t>(prompt.ids.size()));
+    const auto length = static_cast<int64_t>(prompt.ids.size());
+    if (length > 0) lengths.push_back({length, length});
   }
   const bool any = !lengths.empty();
   if (any) session.load(std::move(lengths), 1, !arguments.gradients.empty());

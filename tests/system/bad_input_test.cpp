@@ -263,6 +263,25 @@ TEST(BadMemory, OneLongPromptAmongShortOnes) {
   expect_failure(generate(all, limited), 1, {"KV pages"});
 }
 
+// Samples share what is whole of their prompt's pages: 16 of one prompt need less than 16 prompts.
+TEST(BadMemory, SamplesOfALongPrompt) {
+  std::string all;
+  for (int i = 0; i < 16; ++i) all += ids_line(std::vector<int32_t>(400, 3));
+  const std::string one = ids_line(std::vector<int32_t>(400, 3));
+  const std::vector<std::string> few = {"--max-new-tokens", "2", "--batch-size", "16"};
+  std::vector<std::string> samples = few;
+  samples.insert(samples.end(), {"--n", "16"});
+  const std::vector<std::string> limit = {"--device-memory-limit", needs(one, samples)};
+  std::vector<std::string> limited = samples;
+  limited.insert(limited.end(), limit.begin(), limit.end());
+  const Outcome outcome = generate(one, limited);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, generate(one, samples).out);
+  std::vector<std::string> prompts = few;
+  prompts.insert(prompts.end(), limit.begin(), limit.end());
+  expect_failure(generate(all, prompts), 1, {"KV pages"});
+}
+
 TEST(BadGguf, ATypeThatIsNotRead) {
   io::GgufBuilder builder;
   builder.add_string("general.architecture", "llama");
