@@ -9,9 +9,9 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/product_trial.h"
+#include "backend/cuda/product_trial_kernels.h"
 #include "backend/cuda/status.h"
 #include "backend/cuda/transpose.h"
-#include "backend/cuda/trial.h"
 #include "base/log.h"
 
 namespace octet::cuda {

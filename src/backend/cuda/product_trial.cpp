@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "backend/cuda/checks.h"
+#include "backend/cuda/product_trial_kernels.h"
 #include "backend/cuda/recording.h"
 #include "backend/cuda/status.h"
-#include "backend/cuda/trial.h"
 #include "base/error.h"
 
 namespace octet::cuda {

@@ -8,7 +8,7 @@
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/ops.h"
-#include "backend/cuda/trial.h"
+#include "backend/cuda/product_trial_kernels.h"
 #include "base/strings.h"
 #include "parity/cuda/cuda_test.h"
 

@@ -2,8 +2,8 @@
 
 #include "backend/cuda/checks.h"
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/product_trial_kernels.h"
 #include "backend/cuda/status.h"
-#include "backend/cuda/trial.h"
 
 namespace octet::cuda {
 namespace {
