@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(Layout::kThreads, 1)
   }
 }
 
-template <class Layout>
+template <int kWidth, bool kWindowed>
 void launch(Context& context, PrefillProblem& p, const ops::KvCacheView& cache) {
+  using Layout = CodesLayout<kWidth, kWindowed>;
   const auto kernel = prefill_codes_kernel<Layout>;
   static const bool ready = allow_shared(kernel, Layout::kBytes);
   (void)ready;
@@ -90,8 +91,13 @@ void attention_prefill_codes(Context& context, const AttentionProblem& p,
          kMostPrefillRows, p.num_tokens, p.group);
   }
   PrefillProblem problem = prefill_problem(p);
-  p.keys.width == 64 ? launch<CodesLayout<64>>(context, problem, cache)
-                     : launch<CodesLayout<128>>(context, problem, cache);
+  if (p.keys.width == 64) {
+    p.window == 0 ? launch<64, false>(context, problem, cache)
+                  : launch<64, true>(context, problem, cache);
+  } else {
+    p.window == 0 ? launch<128, false>(context, problem, cache)
+                  : launch<128, true>(context, problem, cache);
+  }
 }
 
 }  // namespace octet::cuda

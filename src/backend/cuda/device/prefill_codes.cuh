@@ -14,9 +14,10 @@
 
 namespace octet::cuda {
 
-template <int kHeadWidth>
+template <int kHeadWidth, bool kHasWindow>
 struct CodesLayout {
   static constexpr int kWidth = kHeadWidth;
+  static constexpr bool kWindowed = kHasWindow;  // without a window a chunk's code is shorter
   static constexpr int kConsumers = 2;           // warpgroups of a block; a third one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -39,7 +40,8 @@ struct CodesLayout {
   static constexpr int kFetchedStride = 16 * 2 * kWidth;          // between warps
   // Floats: scales of keys, of values, those of values × 2^−power; where a row does not see all of
   // the chunk, the largest one of the values up to each key; 2^power; the largest one of each
-  // tile's values, as the one before; and the blocks that are on a page, a bit each.
+  // tile's values, as the one before; the blocks that are on a page, a bit each; and whether a
+  // value's scale is negative or no finite number.
   static constexpr int kKeyScales = kFetched + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kStages * kScaleBytes;
   static constexpr int kReadyScales = kValueScales + kStages * kScaleBytes;
@@ -47,7 +49,8 @@ struct CodesLayout {
   static constexpr int kPower = kTops + kStages * kScaleBytes;
   static constexpr int kTileTops = kPower + kStages * 4;
   static constexpr int kOnPage = kTileTops + kStages * 4 * (kChunkKeys / kTileKeys);
-  static constexpr int kItems = kOnPage + kStages * 4;
+  static constexpr int kOddScales = kOnPage + kStages * 4;
+  static constexpr int kItems = kOddScales + kStages * 4;
   // Barriers of a stage: keys and values have come, values are ready, it may be overwritten.
   static constexpr int kKeysHere = kItems + kItemSlots * 32;
   static constexpr int kKeysEmpty = kKeysHere + kStages * 8;
@@ -159,8 +162,13 @@ class CodesReadier {
       for (int i = 0; i < kOfLane; ++i) {
         floats(Layout::kReadyScales)[32 * i + lane_] = scales[i] * power_of_two(-power);
       }
+      bool odd = false;
+#pragma unroll
+      for (const float scale : scales) odd |= __float_as_uint(scale) >= 0x7F800000u;
+      odd = __any_sync(0xFFFFFFFFu, odd);
       if (lane_ == 0) {
         reinterpret_cast<float*>(shared_ + Layout::kPower)[place_.slot] = power_of_two(power);
+        reinterpret_cast<int*>(shared_ + Layout::kOddScales)[place_.slot] = odd;
       }
       clear_rest(max(0, item.begin - chunk) / Layout::kBlockKeys, item.limit - chunk);
       __syncwarp();

@@ -13,6 +13,7 @@ template <class Layout>
 class CodesConsumer : public PrefillRows<Layout> {
   static constexpr int kWidth = Layout::kWidth;
   static constexpr int kTiles = kChunkKeys / kTileKeys;
+  static constexpr bool kWindowed = Layout::kWindowed;
   using Rows = PrefillRows<Layout>;
   using Rows::base_, Rows::lane_, Rows::shared_, Rows::factor_, Rows::out_, Rows::total_maximum_,
       Rows::total_sum_;
@@ -27,7 +28,7 @@ class CodesConsumer : public PrefillRows<Layout> {
 
   // All items of the block. While the first keys of one are multiplied, the rows of the one before
   // are written and the queries of the next one asked for. Items are read from the ring again
-  // where they are needed: in registers they would push out what the chunks need.
+  // after the chunks: in registers they would push out what those need.
   template <class Schedule>
   __device__ void consume(Schedule& schedule) {
     PrefillItem item = schedule.next();
@@ -38,9 +39,10 @@ class CodesConsumer : public PrefillRows<Layout> {
       if (item.first_row + 64 * this->group_ <= item.last_row) place_queries();
       start_chunk();
       if (!is_first) this->write(schedule.before(1), staging());
+      const PrefillItem current = schedule.before(0);
       item = schedule.next();
       if (item.sequence >= 0) this->fetch(item);
-      run(schedule.before(1));
+      run(current);
     }
     if (!is_first) this->write(schedule.before(1), staging());
   }
@@ -51,9 +53,6 @@ class CodesConsumer : public PrefillRows<Layout> {
     const int first_row = item.first_row + 64 * this->group_;
     const int last_row = min(first_row + 63, item.last_row);
     const bool none = first_row > last_row;
-    if (!none) this->place_rows(item, first_row);
-#pragma unroll
-    for (float& value : out_) value = 0;
     int chunk = item.begin / kChunkKeys * kChunkKeys;
     if (none) {
       wgmma_wait<0>();
@@ -66,14 +65,17 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
       return;
     }
-    const int begin = uniform(item.begin_of(this->p_, first_row));
+    this->place_rows(item, first_row);
+#pragma unroll
+    for (float& value : out_) value = 0;
+    const int begin = kWindowed ? uniform(item.begin_of(this->p_, first_row)) : 0;
     const int limit = uniform(item.position_of(this->p_, last_row) + 1);
     // All rows see all keys in [whole_begin, whole_end).
-    const int whole_begin = this->p_.window == 0 ? 0 : limit - this->p_.window;
+    const int whole_begin = kWindowed ? limit - this->p_.window : 0;
     const int whole_end = uniform(item.position_of(this->p_, first_row)) + 1;
 #pragma unroll 1
     for (;;) {
-      if (chunk >= whole_begin && chunk + kChunkKeys <= whole_end) {
+      if ((!kWindowed || chunk >= whole_begin) && chunk + kChunkKeys <= whole_end) {
         take_chunk<true>(chunk, begin, limit, whole_begin, whole_end);
       } else {
         take_chunk<false>(chunk, begin, limit, whole_begin, whole_end);
@@ -116,20 +118,20 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) amax[h] = quad_max(amax[h]);
+    const int column = this->piece_of(0) * 8;
+    const uint32_t to =
+        this->query_tile() + slab_chunk(this->row_of(0, 0), column / 16) + column % 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int power = query_power(amax[h]);
       factor_[h] = power_of_two(-power) * this->p_.factor;
       const float up = power_of_two(power);
-      const int row = this->row_of(0, h);
 #pragma unroll
       for (int i = 0; i < Rows::kPieces; ++i) {
         const QueryTerms terms = query_terms(words[h][i], up);
         const auto store = [&](int term, const uint32_t(&codes)[2]) {
-          const int at = term * kWidth + this->piece_of(i) * 8;  // of the row's 2 kWidth bytes
-          store_shared(
-              this->query_tile() + at / 128 * kSlabBytes + slab_chunk(row, at % 128 / 16) + at % 16,
-              codes[0], codes[1]);
+          const int at = term * kWidth + 32 * i;  // of the row's 2 kWidth bytes, from `to` on
+          store_shared((to ^ at % 128) + at / 128 * kSlabBytes + h * (8 * 128), codes[0], codes[1]);
         };
         store(0, terms.high);
         store(1, terms.low);
@@ -147,18 +149,20 @@ class CodesConsumer : public PrefillRows<Layout> {
   }
 
   // The chunk's part of the rows, which see keys in [begin, limit), and all of them those in
-  // [whole_begin, whole_end). What other tiles hold counts for nothing: weights are zeros there,
-  // and values never NaN.
+  // [whole_begin, whole_end); without a window both begin at 0. What other tiles hold counts for
+  // nothing: weights are zeros there, and values never NaN.
   template <bool kWhole>
   __device__ void take_chunk(int chunk, int begin, int limit, int whole_begin, int whole_end) {
     const auto first_of = [&](int tile) { return chunk + tile * kTileKeys; };
     // Whether a row sees any of the tile, from the given 32 keys on.
     const auto is_own = [&](int tile, int step = 0) {
-      return kWhole || (first_of(tile) + kTileKeys > begin && first_of(tile) + 32 * step < limit);
+      return kWhole || ((!kWindowed || first_of(tile) + kTileKeys > begin) &&
+                        first_of(tile) + 32 * step < limit);
     };
     // Whether a row does not see all of the tile.
     const auto is_cut = [&](int tile) {
-      return !kWhole && (first_of(tile) < whole_begin || first_of(tile) + kTileKeys > whole_end);
+      return !kWhole && ((kWindowed && first_of(tile) < whole_begin) ||
+                         first_of(tile) + kTileKeys > whole_end);
     };
     wait(Layout::kValuesReady);  // here, lest it parts the instructions between the products
     float largest[2][2];         // of a row's even and odd columns
@@ -195,7 +199,7 @@ class CodesConsumer : public PrefillRows<Layout> {
     }
     if constexpr (kWhole) {
       power[0] = power[1] = reinterpret_cast<const float*>(shared_ + Layout::kPower)[place_.slot];
-    } else if (chunk >= whole_begin) {  // all rows see what is before their own key
+    } else if (!kWindowed || chunk >= whole_begin) {  // all rows see what is before their own key
       const float* tops = reinterpret_cast<const float*>(shared_ + Layout::kTops +
                                                          place_.slot * Layout::kScaleBytes);
 #pragma unroll
@@ -238,7 +242,7 @@ class CodesConsumer : public PrefillRows<Layout> {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         if (is_own(tile, step)) {
-          weigh<kWhole>(tile, step, is_cut(tile), first_of(tile), shift, power, sums);
+          weigh<kWhole>(tile, step, shift, power, sums);
         } else {
 #pragma unroll
           for (int i = 0; i < 8; ++i) weights_[tile][i / 4][step][i % 4] = 0;
@@ -248,6 +252,12 @@ class CodesConsumer : public PrefillRows<Layout> {
       for (int i = 0; i < 4; ++i) {
         const float both = sums[0][i / 2][i % 2] + sums[1][i / 2][i % 2];
         sum[i / 2][i % 2] = step == 0 ? both : sum[i / 2][i % 2] + both;
+      }
+    }
+    if (!kWhole && reinterpret_cast<const int*>(shared_ + Layout::kOddScales)[place_.slot] != 0) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (is_cut(tile)) mask_weights(tile, first_of(tile));
       }
     }
 #pragma unroll
@@ -278,18 +288,19 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
     };
     const uint32_t from = base_ + Layout::kValues + place_.slot * Layout::kChunkBytes;
+    const bool both = is_own(2) || is_own(3);
     float values[2][32];  // of the halves of the chunk
-    start_values(from, 0, 0, values[0]);
-    start_values(from, 0, 1, values[1]);
+    start_values(from, 0, 0, true, values[0]);
+    start_values(from, 0, 1, both, values[1]);
     wgmma_wait<0>();
     wgmma_hold(values[0]);
     wgmma_hold(values[1]);
 #pragma unroll
     for (int i = 0; i < 32; ++i) values[0][i] += values[1][i];
     if constexpr (kWidth == 128) {
-      start_values(from, 1, 0, values[1]);
+      start_values(from, 1, 0, true, values[1]);
       fold_slab(0, values[0]);
-      start_values(from, 1, 1, values[0]);
+      start_values(from, 1, 1, both, values[0]);
       wgmma_wait<0>();
       wgmma_hold(values[0]);
       wgmma_hold(values[1]);
@@ -357,24 +368,42 @@ class CodesConsumer : public PrefillRows<Layout> {
       }
     }
   }
-  // The weights' terms and the values of half a chunk, 64 head elements of them.
-  __device__ void start_values(uint32_t from, int slab, int half, float (&values)[32]) {
+  // Makes the weights of what the rows do not see of a tile zeros also where they are 0 × NaN.
+  __device__ void mask_weights(int tile, int first) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned seen = this->seen(h, first);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 16 keys
+        const uint32_t bytes = (((seen >> 4 * i & 15) * 0x00204081u) & 0x01010101u) * 0xFFu;
+#pragma unroll
+        for (auto& term : weights_[tile]) term[i / 2][i % 2 * 2 + h] &= bytes;
+      }
+    }
+  }
+  // The weights' terms and the values of half a chunk, 64 head elements of them. Where its weights
+  // are zeros (not `all`), one step will do; with none at all the compiler could no longer tell
+  // which products are under way, and would wait for each.
+  __device__ void start_values(uint32_t from, int slab, int half, bool all, float (&values)[32]) {
     wgmma_hold(values);
     wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {  // term, tile of the half, 32 keys
+    const auto multiply = [&](int step) {  // term, tile of the half, 32 keys
       const int tile = 2 * half + step / 2 % 2;
       const int at = tile * Layout::kTileBytes + step % 2 * 2 * Layout::kBlockBytes;
       wgmma_code_values(values, weights_[tile][step / 4][step % 2],
                         descriptor<0>(from, at + slab * (64 * 16)), step > 0);
+    };
+    multiply(0);
+    if (all) {
+#pragma unroll
+      for (int step = 1; step < 8; ++step) multiply(step);
     }
     wgmma_commit();
   }
-  // From the scores of 32 keys, half `step` of a tile whose first key is at `first`, to the terms
-  // of their weights.
+  // From the scores of 32 keys, half `step` of a tile, to the terms of their weights.
   template <bool kWhole>
-  __device__ void weigh(int tile, int step, bool cut, int first, const float (&shift)[2],
-                        const float (&power)[2], float (&sums)[2][2][2]) {
+  __device__ void weigh(int tile, int step, const float (&shift)[2], const float (&power)[2],
+                        float (&sums)[2][2][2]) {
     float* scores = &scores_of(tile)[16 * step];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -398,16 +427,6 @@ class CodesConsumer : public PrefillRows<Layout> {
       for (int e = 0; e < 4; ++e) {
         const float of_key = e % 2 == 0 ? scale.x : scale.y;
         scores[4 * j + e] *= kWhole ? of_key : of_key * up[e / 2];
-      }
-    }
-    if (!kWhole && cut) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const unsigned seen = this->seen(h, first) >> 8 * step;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if ((seen >> i & 1) == 0) scores[i / 2 * 4 + 2 * h + i % 2] = 0;
-        }
       }
     }
 #pragma unroll

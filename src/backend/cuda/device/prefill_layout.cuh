@@ -15,24 +15,23 @@
 namespace octet::cuda {
 
 struct PrefillProblem : AttentionProblem {
-  uint32_t group_inverse;  // ⌈2^32 / group⌉, for quotients of numbers below 2^27; group 1: 0
+  // ⌈2^32 / group⌉, for quotients of numbers below 2^27; group 1: 2^32 − 1, of numbers one larger.
+  uint32_t group_inverse;
+  int group_addend;
 
   int num_items;
   int* next_item;  // 0 at the start
 
   // Query row, in order of token, then head of the group, to token.
   __device__ int token_of(int row) const {
-    return group == 1 ? row : static_cast<int>(__umulhi(static_cast<uint32_t>(row), group_inverse));
+    return static_cast<int>(__umulhi(static_cast<uint32_t>(row + group_addend), group_inverse));
   }
 };
 
 inline constexpr int64_t kMostPrefillRows = int64_t{1} << 27;  // fewer than this: for token_of
 inline PrefillProblem prefill_problem(const AttentionProblem& p) {
-  PrefillProblem problem{p, 0, 0, nullptr};
-  if (p.group > 1) {
-    problem.group_inverse = static_cast<uint32_t>(divide_up(int64_t{1} << 32, p.group));
-  }
-  return problem;
+  if (p.group == 1) return {p, ~uint32_t{0}, 1, 0, nullptr};
+  return {p, static_cast<uint32_t>(divide_up(int64_t{1} << 32, p.group)), 0, 0, nullptr};
 }
 
 // A value that all lanes hold, so that the compiler knows it.
@@ -91,6 +90,7 @@ class PrefillPages {
 template <int kHeadWidth>
 struct PrefillLayout {
   static constexpr int kWidth = kHeadWidth;
+  static constexpr bool kWindowed = true;        // or not, as the problem says
   static constexpr int kConsumers = 3;           // warpgroups of a block; a fourth one produces
   static constexpr int kRows = 64 * kConsumers;  // query rows of an item: tokens × heads of a group
   static constexpr int kSlabs = kWidth / 64;

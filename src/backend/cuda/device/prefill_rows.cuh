@@ -119,7 +119,7 @@ class PrefillRows {
       return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
     };
     const int end = position_[h] + 1 - tile - 2 * (lane_ % 4);
-    return before(end) & ~(p_.window == 0 ? 0 : before(end - p_.window));
+    return before(end) & ~(!Layout::kWindowed || p_.window == 0 ? 0 : before(end - p_.window));
   }
   // What a row does not see leaves it as it is: the values are +0, and x × 1 − 0 is x.
   __device__ static Fold fold_seen(float old_maximum, float new_maximum) {
