@@ -285,8 +285,8 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
       roles(warp / 4).consume(p, 1 + warp / 4);
     } else if (warp < Shared::kFirstLoader + 4) {
       give_registers<Shared::kLoaderRegisters>();
-      const int worker = warp - Shared::kFirstLoader;
-      if (worker < Shared::kWorkers) roles(worker).load(p, &k_map);
+      const int helper = warp - Shared::kFirstLoader, worker = helper % Shared::kWorkers;
+      helper < Shared::kWorkers ? roles(worker).load(p, &k_map) : roles(worker).bring_rows(p);
     } else {
       give_registers<Shared::kIdleRegisters>();
     }
