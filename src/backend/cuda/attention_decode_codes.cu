@@ -210,12 +210,18 @@ struct Roles {
     await_predecessor();
     for (uint32_t parity = 0;; parity ^= 1) {
       barrier_wait(keys_full(), parity);
-      if (reinterpret_cast<const CodesChunk*>(stage + Codes::kChunk)->end == 0) {
-        return;
+      const int end = reinterpret_cast<const CodesChunk*>(stage + Codes::kChunk)->end;
+      if (end == 0) return;
+      const auto attend = [&](auto tiles) {
+        Codes::template attend<decltype(tiles)::value>(
+            stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
+            [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
+      };
+      if (end <= kChunkKeys / 2) {
+        attend(std::integral_constant<int, 2>());
+      } else {
+        attend(std::integral_constant<int, 4>());
       }
-      Codes::attend(
-          stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
-          [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
     }
   }
 };
