@@ -4,6 +4,7 @@
 // that sequences share instead (device/shared_roles.cuh): bound by arithmetic, beside the others,
 // which memory bounds.
 #include <algorithm>
+#include <bit>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -217,10 +218,19 @@ struct Roles {
             stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
             [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
       };
-      if (end <= kChunkKeys / 2) {
-        attend(std::integral_constant<int, 2>());
-      } else {
-        attend(std::integral_constant<int, 4>());
+      switch ((end + kTileKeys - 1) / kTileKeys) {
+        case 1:
+          attend(std::integral_constant<int, 1>());
+          break;
+        case 2:
+          attend(std::integral_constant<int, 2>());
+          break;
+        case 3:
+          attend(std::integral_constant<int, 3>());
+          break;
+        default:
+          attend(std::integral_constant<int, 4>());
+          break;
       }
     }
   }
@@ -338,9 +348,10 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   (void)ready;
   const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()));
-  // As many as leave items for all stages.
-  const int turns =
-      std::clamp(p.num_sequences * p.keys.heads / static_cast<int>(blocks), 1, kMaxTurns);
+  // As many as leave items for all stages, of equal turns where runs have a power of two.
+  const unsigned each =
+      static_cast<unsigned>(p.num_sequences * p.keys.heads) / (R::kStages * blocks);
+  const int turns = std::clamp(static_cast<int>(std::bit_floor(each)), 1, kMaxTurns);
   launch("attention", context,
          {.grid = dim3(blocks), .num_threads = R::kThreads, .shared_bytes = kSharedBytes}, kernel,
          p, k_map, turns, queue);

@@ -115,9 +115,9 @@ struct DecodeCodes {
   }
 
   // The chunk's state for all rows, to chunk_stats and chunk_values, by a warpgroup whose barrier
-  // is `barrier`; kTiles: 4, or 2 where no row sees a key of the chunk's second half. `wait_values`
-  // waits for the values; `release_keys` runs when the keys are no longer needed, `release` when
-  // nothing of the stage is.
+  // is `barrier`; no row sees a key behind the first kTiles times 64. `wait_values` waits for the
+  // values; `release_keys` runs when the keys are no longer needed, `release` when nothing of the
+  // stage is.
   template <int kTiles, class ReleaseKeys, class WaitValues, class Release>
   __device__ static void attend(char* stage, uint32_t stage_address, float2* chunk_stats,
                                 float* chunk_values, int barrier, const ReleaseKeys& release_keys,
@@ -247,7 +247,7 @@ struct DecodeCodes {
     fence_async_proxy();
     warpgroup_sync(barrier);
 
-    constexpr int kHalves = kTiles / 2;
+    constexpr int kHalves = (kTiles + 1) / 2;
     float o[kWidth / 64][kHalves][kRows / 2] = {};  // of the first 128 keys, and of the others
     {
       const Operand weights = core_operand(address + kWeights, 128, kRows * 16);
@@ -258,12 +258,14 @@ struct DecodeCodes {
         if (sum >= 2) wgmma_wait<1>();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
+          if (step >= 2 * kTiles - 4 * half) break;
           load_values(address, 8 * half + 2 * step, 64 * m + 16 * warp, lane,
                       values[sum % 2][step]);
         }
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 8; ++step) {  // of 32 keys: the low terms', then the high terms'
+          if (step % 4 >= 2 * kTiles - 4 * half) continue;
           const int block = 8 * half + step % 4 * 2;
           wgmma_codes(o[m][half], values[sum % 2][step % 4],
                       weights.at(step / 4 * kWeightBytes + block * kRows * 16), step > 0);
