@@ -4,6 +4,7 @@
 // that sequences share instead (device/shared_roles.cuh): bound by arithmetic, beside the others,
 // which memory bounds.
 #include <algorithm>
+#include <bit>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -210,27 +211,47 @@ struct Roles {
     await_predecessor();
     for (uint32_t parity = 0;; parity ^= 1) {
       barrier_wait(keys_full(), parity);
-      if (reinterpret_cast<const CodesChunk*>(stage + Codes::kChunk)->end == 0) {
-        return;
+      const int end = reinterpret_cast<const CodesChunk*>(stage + Codes::kChunk)->end;
+      if (end == 0) return;
+      const auto attend = [&](auto tiles) {
+        Codes::template attend<decltype(tiles)::value>(
+            stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
+            [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
+      };
+      switch ((end + kTileKeys - 1) / kTileKeys) {
+        case 1:
+          attend(std::integral_constant<int, 1>());
+          break;
+        case 2:
+          attend(std::integral_constant<int, 2>());
+          break;
+        case 3:
+          attend(std::integral_constant<int, 3>());
+          break;
+        default:
+          attend(std::integral_constant<int, 4>());
+          break;
       }
-      Codes::attend(
-          stage, address, p.chunk_stats, p.chunk_values, sync, [&] { release(keys_empty()); },
-          [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
     }
   }
 };
 
-// Of a launch's blocks those that take whole shared chunks: as large a part as these have in the
-// work, by what each costs a multiprocessor, and rather too many, since memory bounds the others.
+// Of a launch's blocks those that take whole shared chunks, each by several workers: as large a
+// part as these have in the work, by what each costs a multiprocessor, and rather too many, since
+// memory bounds the others; but no more than leave the busiest worker as few chunks.
+template <int kWorkers>
 __device__ int blocks_for_shared(int num_shared, int num_own, int num_cut_turns) {
-  constexpr float kShared = 7, kOwn = 2, kCutTurn = 1;
+  constexpr float kShared = 6, kOwn = 2, kCutTurn = 1;
   if (num_shared == 0) return 0;
   const auto blocks = static_cast<int>(gridDim.x);
   const float shared = kShared * static_cast<float>(num_shared);
   const float others =
       kOwn * static_cast<float>(num_own) + kCutTurn * static_cast<float>(num_cut_turns);
   const float share = static_cast<float>(blocks) * (shared / (shared + others));
-  return others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
+  const int most = others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
+  const auto per = [num_shared](int count) { return (num_shared + count - 1) / count; };
+  const int busiest = per(kWorkers * most);  // chunks
+  return per(kWorkers * busiest);
 }
 
 // `turns`: of an item, at most; `queue`: TurnWalk's.
@@ -258,9 +279,9 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
                                 counts[2] = Shared::List::count(p, s);
                               },
                               {cut, own, whole});
-  const int num_shared_blocks =
-      blocks_for_shared(whole[p.num_sequences] * p.keys.heads, own[p.num_sequences] * p.keys.heads,
-                        cut[p.num_sequences] * p.keys.heads * turns);
+  const int num_shared_blocks = blocks_for_shared<Shared::kWorkers>(
+      whole[p.num_sequences] * p.keys.heads, own[p.num_sequences] * p.keys.heads,
+      cut[p.num_sequences] * p.keys.heads * turns);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   const uint32_t barriers_base = shared_address(barriers);
   const auto init_barriers = [&](int count, const auto& roles) {
@@ -285,8 +306,8 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
       roles(warp / 4).consume(p, 1 + warp / 4);
     } else if (warp < Shared::kFirstLoader + 4) {
       give_registers<Shared::kLoaderRegisters>();
-      const int worker = warp - Shared::kFirstLoader;
-      if (worker < Shared::kWorkers) roles(worker).load(p, &k_map);
+      const int helper = warp - Shared::kFirstLoader, worker = helper % Shared::kWorkers;
+      helper < Shared::kWorkers ? roles(worker).load(p, &k_map) : roles(worker).bring_rows(p);
     } else {
       give_registers<Shared::kIdleRegisters>();
     }
@@ -327,9 +348,10 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   (void)ready;
   const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()));
-  // As many as leave items for all stages.
-  const int turns =
-      std::clamp(p.num_sequences * p.keys.heads / static_cast<int>(blocks), 1, kMaxTurns);
+  // As many as leave items for all stages, of equal turns where runs have a power of two.
+  const unsigned each =
+      static_cast<unsigned>(p.num_sequences * p.keys.heads) / (R::kStages * blocks);
+  const int turns = std::clamp(static_cast<int>(std::bit_floor(each)), 1, kMaxTurns);
   launch("attention", context,
          {.grid = dim3(blocks), .num_threads = R::kThreads, .shared_bytes = kSharedBytes}, kernel,
          p, k_map, turns, queue);

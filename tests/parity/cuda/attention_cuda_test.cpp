@@ -163,7 +163,7 @@ TEST_F(AttentionCuda, SharedPagesAndQuantisingChangeNoByte) {
          {Case{8, 2, 128, 70, 9}, Case{6, 2, 64, 70, 9}, Case{10, 2, 128, 70, 9},
           Case{4, 1, 80, 70, 9}, Case{2, 2, 64, 300, 150}, Case{2, 2, 128, 200, 20},
           Case{8, 2, 128, 300, 40}, Case{14, 2, 64, 100, 40}, Case{16, 2, 128, 100, 3},
-          Case{26, 2, 128, 60, 20}, Case{32, 2, 64, 60, 20}}) {
+          Case{26, 2, 128, 60, 20}, Case{32, 2, 64, 60, 20}, Case{32, 8, 128, 200, 20}}) {
       const Shape pages{kPages, kv_heads, 16, width};
       Array k(cache, pages), v(cache, pages);
       Array k_scale, v_scale;

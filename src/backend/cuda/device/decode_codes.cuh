@@ -94,8 +94,9 @@ struct DecodeCodes {
   __device__ static int weights_at(int row, int block) { return (block * kRows + row) * 16; }
 
   // Values that nobody wrote must not meet a weight of zero.
+  template <int kCount>
   __device__ static void clear_values(char* values, const CodesChunk& chunk, int thread) {
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kCount; ++block) {
       const int seen = (chunk.blocks >> block & 1u) != 0 ? chunk.end - 16 * block : 0;
       if (seen >= 16) continue;
       uint32_t mask[4];
@@ -114,9 +115,10 @@ struct DecodeCodes {
   }
 
   // The chunk's state for all rows, to chunk_stats and chunk_values, by a warpgroup whose barrier
-  // is `barrier`. `wait_values` waits for the values; `release_keys` runs when the keys are no
-  // longer needed, `release` when nothing of the stage is.
-  template <class ReleaseKeys, class WaitValues, class Release>
+  // is `barrier`; no row sees a key behind the first kTiles times 64. `wait_values` waits for the
+  // values; `release_keys` runs when the keys are no longer needed, `release` when nothing of the
+  // stage is.
+  template <int kTiles, class ReleaseKeys, class WaitValues, class Release>
   __device__ static void attend(char* stage, uint32_t stage_address, float2* chunk_stats,
                                 float* chunk_values, int barrier, const ReleaseKeys& release_keys,
                                 const WaitValues& wait_values, const Release& release) {
@@ -125,12 +127,12 @@ struct DecodeCodes {
     // Known to be one for all lanes, and not ahead of time.
     const uint32_t address = __shfl_sync(0xFFFFFFFFu, stage_address, 0);
     const CodesChunk chunk = *reinterpret_cast<const CodesChunk*>(stage + kChunk);
-    float s[4][kRows / 2] = {};
+    float s[kTiles][kRows / 2] = {};
     {
       const Operand queries = core_operand(address + kLowQueries, 8 * kWidth, 128);
       uint32_t keys[2][kWidth / 32][4];  // of two tiles of 64, which are multiplied meanwhile
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < kTiles; ++b) {
         auto& tile = keys[b % 2];
         if (b >= 2) wgmma_wait<1>();
 #pragma unroll
@@ -153,7 +155,7 @@ struct DecodeCodes {
     // Scales, of what is seen.
     const auto* k_scales = reinterpret_cast<const float*>(stage + kKeyScales) + 16 * warp + g;
     const auto* v_scales = reinterpret_cast<const float*>(stage + kValueScales) + 16 * warp + g;
-    float k_scale[4][2], v_scale[4][2], largest = 0;
+    float k_scale[kTiles][2], v_scale[kTiles][2], largest = 0;
     uint32_t seen = 0xFF;  // bit 2 b + h
     if (!chunk.whole()) {
       seen = 0;
@@ -163,7 +165,7 @@ struct DecodeCodes {
       }
     }
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
+    for (int b = 0; b < kTiles; ++b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         k_scale[b][h] = k_scales[64 * b + 8 * h];
@@ -181,7 +183,7 @@ struct DecodeCodes {
       const int j = column / 2, e = column % 2;
       float maximum = -INFINITY;
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < kTiles; ++b) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float& score = s[b][4 * j + 2 * h + e];
@@ -218,7 +220,7 @@ struct DecodeCodes {
         shift[e] = maximum == -INFINITY ? 0.0f : -maximum;
       }
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < kTiles; ++b) {
         uint32_t own = 0, given = 0;  // of both columns
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -241,27 +243,31 @@ struct DecodeCodes {
       for (int e = 0; e < 2; ++e) sums[(8 * j + 2 * t + e) * 8] = sum[e];
     }
     wait_values();
-    if (!chunk.whole()) clear_values(stage + kValues, chunk, thread);
+    if (!chunk.whole()) clear_values<4 * kTiles>(stage + kValues, chunk, thread);
     fence_async_proxy();
     warpgroup_sync(barrier);
 
-    float o[kWidth / 64][2][kRows / 2] = {};  // of the first 128 keys, and of the others
+    constexpr int kHalves = (kTiles + 1) / 2;
+    float o[kWidth / 64][kHalves][kRows / 2] = {};  // of the first 128 keys, and of the others
     {
       const Operand weights = core_operand(address + kWeights, 128, kRows * 16);
       uint32_t values[2][4][4];  // of two sums, which go on meanwhile
 #pragma unroll
-      for (int sum = 0; sum < kWidth / 32; ++sum) {
-        const int m = sum / 2, half = sum % 2;
+      for (int sum = 0; sum < kWidth / 64 * kHalves; ++sum) {
+        const int m = sum / kHalves, half = sum % kHalves;
         if (sum >= 2) wgmma_wait<1>();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-          load_values(address, 8 * half + 2 * step, 64 * m + 16 * warp, lane, values[half][step]);
+          if (step >= 2 * kTiles - 4 * half) break;
+          load_values(address, 8 * half + 2 * step, 64 * m + 16 * warp, lane,
+                      values[sum % 2][step]);
         }
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 8; ++step) {  // of 32 keys: the low terms', then the high terms'
+          if (step % 4 >= 2 * kTiles - 4 * half) continue;
           const int block = 8 * half + step % 4 * 2;
-          wgmma_codes(o[m][half], values[half][step % 4],
+          wgmma_codes(o[m][half], values[sum % 2][step % 4],
                       weights.at(step / 4 * kWeightBytes + block * kRows * 16), step > 0);
         }
         wgmma_commit();
@@ -292,8 +298,8 @@ struct DecodeCodes {
     wgmma_wait<0>();
 #pragma unroll
     for (auto& out : o) {
-      wgmma_hold(out[0]);
-      wgmma_hold(out[1]);
+#pragma unroll
+      for (auto& part : out) wgmma_hold(part);
     }
     if constexpr (!kKeepsKeys) release_keys();
     release();
@@ -303,7 +309,8 @@ struct DecodeCodes {
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i) {
         const int at = column / 2 * 4 + i % 2 * 2 + column % 2;
-        to[column][32 * i - 24 * (i % 2)] = (o[i / 2][0][at] + o[i / 2][1][at]) * up;
+        to[column][32 * i - 24 * (i % 2)] =
+            (o[i / 2][0][at] + (kHalves == 2 ? o[i / 2][kHalves - 1][at] : 0)) * up;
       }
     }
   }

@@ -14,6 +14,14 @@
 
 namespace octet::cuda {
 
+// What a worker knows of the rows of an item, which all see the chunks [begin, end).
+template <int kRows>
+struct SharedRows {
+  int64_t targets[kRows];  // chunk_index of chunk 0, or −1
+  float factors[kRows];    // softmax scale × log2 e × …
+  int begin, end;          // end 0: there is no item, and none follows
+};
+
 template <int kWidth>
 struct SharedCodes {
   static constexpr int kRows = 64;
@@ -22,46 +30,55 @@ struct SharedCodes {
   static constexpr int kSlabBytes = kRows * 128;
 
   // Shared memory of a block: keys [256][kWidth], rows swizzled as wide as that; values as they lie
-  // in their pages, blocks [kWidth][16]; queries [64][2 kWidth], the high terms of a row before its
-  // low ones, in slabs of 128 columns swizzled by 128.
+  // in their pages, blocks [kWidth][16]; and two places for an item's rows. In each the queries,
+  // [64][2 kWidth], the high terms of a row before its low ones, in slabs of 128 columns swizzled
+  // by 128.
   static constexpr int kKeys = 0;
   static constexpr int kValues = kKeys + kChunkKeys * kWidth;
   static constexpr int kQueries = kValues + kChunkKeys * kWidth;
-  static constexpr int kKeyScales = kQueries + kRows * 2 * kWidth;
+  static constexpr int kQueryBytes = kRows * 2 * kWidth;
+  static constexpr int kKeyScales = kQueries + 2 * kQueryBytes;
   static constexpr int kValueScales = kKeyScales + kChunkKeys * 4;
-  static constexpr int kFrom = kValueScales + kChunkKeys * 4;  // rows' queries, elements, or −1
-  static constexpr int kTargets = kFrom + kRows * 8;           // rows' chunk_index of chunk 0
-  static constexpr int kFactors = kTargets + kRows * 8;        // softmax scale × … of a row
-  static constexpr int kBytes = kFactors + kRows * 4;
+  static constexpr int kItems = kValueScales + kChunkKeys * 4;
+  static constexpr int kBytes = kItems + 2 * static_cast<int>(sizeof(SharedRows<kRows>));
 
   char* shared;
   uint32_t base;
-  // Brings the rows' queries as terms, by all threads; `factor`: softmax scale × log2 e.
-  __device__ void place_queries(const Bf16* q, float factor) const {
+  __device__ SharedRows<kRows>& rows(int place) const {
+    return reinterpret_cast<SharedRows<kRows>*>(shared + kItems)[place];
+  }
+  // From queries as they are, row by row, to their terms, in a place, by all threads, whose barrier
+  // is `sync`; `factor`: softmax scale × log2 e.
+  __device__ void turn_queries(int place, float factor, int sync) const {
     constexpr int kLanes = kWidth / 8, kAtOnce = 128 / kLanes;  // of a row; rows
     const int thread = warpgroup_thread(), piece = thread % kLanes;
+    const auto* from = reinterpret_cast<const uint4*>(shared + kQueries + place * kQueryBytes);
     uint4 words[kRows / kAtOnce];
 #pragma unroll
     for (int i = 0; i < kRows / kAtOnce; ++i) {
-      const int row = i * kAtOnce + thread / kLanes;
-      const int64_t from = reinterpret_cast<const int64_t*>(shared + kFrom)[row];
       words[i] = make_uint4(0, 0, 0, 0);
-      if (from >= 0) words[i] = *reinterpret_cast<const uint4*>(q + from + 8 * piece);
+      if (rows(place).targets[i * kAtOnce + thread / kLanes] >= 0) {
+        words[i] = from[i * 128 + thread];
+      }
     }
+    warpgroup_sync(sync);
 #pragma unroll
     for (int i = 0; i < kRows / kAtOnce; ++i) {
-      place_query(i * kAtOnce + thread / kLanes, piece, words[i], factor);
+      place_query(place, i * kAtOnce + thread / kLanes, piece, words[i], factor);
     }
+    fence_async_proxy();
+    warpgroup_sync(sync);
   }
 
-  // The state of chunk `chunk` for all rows, to chunk_stats and chunk_values. `release_keys` runs
-  // when the keys are no longer needed, `wait_values` waits for values and
+  // The state of chunk `chunk` for the rows of a place, to chunk_stats and chunk_values.
+  // `release_keys` runs when the keys are no longer needed, `wait_values` waits for values and
   // their scales, `release_values` runs when these are no longer needed.
   template <class ReleaseKeys, class WaitValues, class ReleaseValues>
-  __device__ void attend(int chunk, float2* chunk_stats, float* chunk_values,
+  __device__ void attend(int place, int chunk, float2* chunk_stats, float* chunk_values,
                          const ReleaseKeys& release_keys, const WaitValues& wait_values,
                          const ReleaseValues& release_values) const {
     const int thread = warpgroup_thread(), warp = thread / 32, lane = thread % 32;
+    const int queries = kQueries + place * kQueryBytes;
     float s[4][32];  // quarters of the chunk
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
@@ -72,7 +89,7 @@ struct SharedCodes {
         const int within = step % (kWidth / 32) * 32, low = step < kWidth / 32 ? kWidth : 0;
         const int at = low + within;
         Wgmma<64>::run<Operands::kE4M3>(
-            s[part], descriptor<128>(kQueries + at / 128 * kSlabBytes + at % 128),
+            s[part], descriptor<128>(queries + at / 128 * kSlabBytes + at % 128),
             descriptor<kWidth>(kKeys + part * (64 * kWidth) + within), step > 0);
       }
       wgmma_commit();
@@ -96,8 +113,8 @@ struct SharedCodes {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = 16 * warp + lane / 4 + 8 * h;
-      row_factor[h] = reinterpret_cast<const float*>(shared + kFactors)[row];
-      target[h] = reinterpret_cast<const int64_t*>(shared + kTargets)[row];
+      row_factor[h] = rows(place).factors[row];
+      target[h] = rows(place).targets[row];
       if (target[h] >= 0) target[h] += chunk;
       maximum[h] = quad_max(largest[h]) * row_factor[h];
       shift[h] = maximum[h] == -INFINITY ? 0.0f : -maximum[h];
@@ -196,7 +213,8 @@ struct SharedCodes {
 
  private:
   // Eight elements of a row; its other ones are with the lanes beside this one.
-  __device__ void place_query(int row, int piece, const uint4& elements, float factor) const {
+  __device__ void place_query(int place, int row, int piece, const uint4& elements,
+                              float factor) const {
     const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
     float amax = 0;
 #pragma unroll
@@ -210,14 +228,14 @@ struct SharedCodes {
     }
     const int power = query_power(amax);
     const QueryTerms terms = query_terms(words, power_of_two(power));
-    store_shared(query_at(row, 8 * piece), terms.high[0], terms.high[1]);
-    store_shared(query_at(row, kWidth + 8 * piece), terms.low[0], terms.low[1]);
+    store_shared(query_at(place, row, 8 * piece), terms.high[0], terms.high[1]);
+    store_shared(query_at(place, row, kWidth + 8 * piece), terms.low[0], terms.low[1]);
     if (piece == 0) {
-      reinterpret_cast<float*>(shared + kFactors)[row] = factor * power_of_two(-power);
+      rows(place).factors[row] = factor * power_of_two(-power);
     }
   }
-  __device__ uint32_t query_at(int row, int column) const {
-    return base + kQueries + column / 128 * kSlabBytes + row * 128 +
+  __device__ uint32_t query_at(int place, int row, int column) const {
+    return base + kQueries + place * kQueryBytes + column / 128 * kSlabBytes + row * 128 +
            ((column % 128 / 16 ^ row % 8) << 4) + column % 16;
   }
 

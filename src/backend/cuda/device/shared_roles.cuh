@@ -1,6 +1,6 @@
 // Blocks of decoding over E4M3 pages that take whole chunks which neighbouring sequences share:
-// each is read once for up to 64 query rows. A block has two workers, each a warpgroup and a warp
-// that brings keys and values.
+// each is read once for up to 64 query rows. A block has two workers, each a warpgroup, a warp that
+// brings keys and values and one that brings the queries of the next rows.
 #pragma once
 
 #include "backend/cuda/device/bulk_copy.cuh"
@@ -54,7 +54,7 @@ struct SharedRoles {
   static constexpr int kFirstLoader = 4 * kWorkers;
   static constexpr int kWorkerBytes = (Codes::kBytes + 1023) / 1024 * 1024;
   static constexpr int kBytes = kWorkers * kWorkerBytes;  // of shared memory
-  static constexpr int kBarriers = 4;                     // of a worker
+  static constexpr int kBarriers = 8;                     // of a worker
   // Of a thread; 80 at the start.
   static constexpr int kConsumerRegisters = 184, kLoaderRegisters = 40, kIdleRegisters = 24;
 
@@ -66,12 +66,18 @@ struct SharedRoles {
   __device__ uint32_t values_full() const { return barriers + 8; }
   __device__ uint32_t keys_empty() const { return barriers + 16; }
   __device__ uint32_t values_empty() const { return barriers + 24; }
+  __device__ uint32_t rows_full(uint32_t place) const { return barriers + 32 + 8 * place; }
+  __device__ uint32_t rows_empty(uint32_t place) const { return barriers + 48 + 8 * place; }
 
   __device__ void init_barriers() const {
     barrier_init(keys_full(), 1);
     barrier_init(values_full(), 1);
     barrier_init(keys_empty(), 4);
     barrier_init(values_empty(), 4);
+    for (uint32_t place = 0; place < 2; ++place) {
+      barrier_init(rows_full(place), 1);
+      barrier_init(rows_empty(place), 4);
+    }
   }
 
   // Calls body(item) for the items of the worker, which has as many chunks as the others.
@@ -129,40 +135,70 @@ struct SharedRoles {
     });
   }
 
-  // By a warpgroup, whose own barrier is `sync`.
-  __device__ void consume(const AttentionProblem& p, int sync) const {
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-    const auto release = [&](uint32_t barrier) {
-      __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(barrier);
-    };
-    uint32_t parity = 0;
-    for_items(p, [&](const SharedItem& item) {
-      warpgroup_sync(sync);  // the last item's rows are no longer used
-      if (thread < Codes::kRows) {
-        const int row = item.first_row + thread, sequence = item.leader + row / p.group;
+  // A warp finds the items and brings their rows' queries; a lane those of two rows.
+  __device__ void bring_rows(const AttentionProblem& p) const {
+    constexpr uint32_t kRowBytes = 2 * kWidth;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint32_t count = 0;
+    const auto bring = [&](const SharedItem& item) {
+      const uint32_t place = count % 2;
+      const Bf16* from[2];
+      int64_t target[2] = {-1, -1};
+      uint32_t num_rows = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = item.first_row + lane + 32 * i, sequence = item.leader + row / p.group;
         const int head = item.head * p.group + row % p.group;
-        int64_t from = -1, target = -1;
-        if (sequence < p.num_sequences && p.shared_first[sequence] == item.leader) {
-          from = p.query_offsets[sequence] * p.q_stride + int64_t{head} * kWidth;
-          target = chunk_index(p, sequence, head, 0);
+        if (item.end > 0 && sequence < p.num_sequences && p.shared_first[sequence] == item.leader) {
+          from[i] = p.q + p.query_offsets[sequence] * p.q_stride + int64_t{head} * kWidth;
+          target[i] = chunk_index(p, sequence, head, 0);
         }
-        reinterpret_cast<int64_t*>(codes.shared + Codes::kFrom)[thread] = from;
-        reinterpret_cast<int64_t*>(codes.shared + Codes::kTargets)[thread] = target;
+        num_rows += __popc(__ballot_sync(0xFFFFFFFFu, target[i] >= 0));
       }
       await_predecessor();
-      warpgroup_sync(sync);
-      codes.place_queries(p.q, p.factor);
-      fence_async_proxy();
-      warpgroup_sync(sync);
-      for (int chunk = item.begin; chunk < item.end; ++chunk) {
+      barrier_wait(rows_empty(place), count / 2 % 2 ^ 1);
+      auto& rows = codes.rows(static_cast<int>(place));
+      rows.targets[lane] = target[0];
+      rows.targets[lane + 32] = target[1];
+      if (lane == 0) rows.begin = item.begin, rows.end = item.end;
+      __syncwarp();
+      if (lane == 0) barrier_expect(rows_full(place), num_rows * kRowBytes);
+      __syncwarp();
+      const uint32_t to = codes.base + Codes::kQueries + place * Codes::kQueryBytes;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (target[i] < 0) continue;
+        bulk_copy(to + (lane + 32 * i) * kRowBytes, from[i], kRowBytes, rows_full(place));
+      }
+      ++count;
+    };
+    for_items(p, bring);
+    bring({});
+  }
+
+  // By a warpgroup, whose own barrier is `sync`.
+  __device__ void consume(const AttentionProblem& p, int sync) const {
+    const auto release = [&](uint32_t barrier) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+    };
+    await_predecessor();
+    uint32_t parity = 0;
+    for (uint32_t count = 0;; ++count) {
+      const int place = static_cast<int>(count % 2);
+      barrier_wait(rows_full(place), count / 2 % 2);
+      const int end = codes.rows(place).end;
+      if (end == 0) return;
+      codes.turn_queries(place, p.factor, sync);
+      for (int chunk = codes.rows(place).begin; chunk < end; ++chunk) {
         barrier_wait(keys_full(), parity);
         codes.attend(
-            chunk, p.chunk_stats, p.chunk_values, [&] { release(keys_empty()); },
+            place, chunk, p.chunk_stats, p.chunk_values, [&] { release(keys_empty()); },
             [&] { barrier_wait(values_full(), parity); }, [&] { release(values_empty()); });
         parity ^= 1;
       }
-    });
+      release(rows_empty(place));
+    }
   }
 };
 
