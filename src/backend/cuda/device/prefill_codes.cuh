@@ -41,7 +41,7 @@ struct CodesLayout {
   // Floats: scales of keys, of values, those of values × 2^−power; where a row does not see all of
   // the chunk, the largest one of the values up to each key; 2^power; the largest one of each
   // tile's values, as the one before; the blocks that are on a page, a bit each; and whether a
-  // value's scale is negative or no finite number.
+  // value's scale might make a weight of zero NaN.
   static constexpr int kKeyScales = kFetched + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kStages * kScaleBytes;
   static constexpr int kReadyScales = kValueScales + kStages * kScaleBytes;
@@ -162,9 +162,9 @@ class CodesReadier {
       for (int i = 0; i < kOfLane; ++i) {
         floats(Layout::kReadyScales)[32 * i + lane_] = scales[i] * power_of_two(-power);
       }
-      bool odd = false;
+      bool odd = false;  // below 2^28 a scale stays finite under any power
 #pragma unroll
-      for (const float scale : scales) odd |= __float_as_uint(scale) >= 0x7F800000u;
+      for (const float scale : scales) odd |= __float_as_uint(scale) >= __float_as_uint(0x1p28f);
       odd = __any_sync(0xFFFFFFFFu, odd);
       if (lane_ == 0) {
         reinterpret_cast<float*>(shared_ + Layout::kPower)[place_.slot] = power_of_two(power);
