@@ -4,7 +4,6 @@
 // that sequences share instead (device/shared_roles.cuh): bound by arithmetic, beside the others,
 // which memory bounds.
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/checks.h"
@@ -348,10 +347,9 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   (void)ready;
   const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()));
-  // As many as leave items for all stages, of equal turns where runs have a power of two.
-  const unsigned each =
-      static_cast<unsigned>(p.num_sequences * p.keys.heads) / (R::kStages * blocks);
-  const int turns = std::clamp(static_cast<int>(std::bit_floor(each)), 1, kMaxTurns);
+  // As many as leave items for all stages.
+  const int turns =
+      std::clamp(p.num_sequences * p.keys.heads / static_cast<int>(blocks), 1, kMaxTurns);
   launch("attention", context,
          {.grid = dim3(blocks), .num_threads = R::kThreads, .shared_bytes = kSharedBytes}, kernel,
          p, k_map, turns, queue);
