@@ -46,14 +46,31 @@ std::string file_name(const std::string& device, const std::string& library_vers
   return name + ".json";
 }
 
-std::string shipped_path(const std::string& name) {
+// Where files that come with the program may lie.
+std::array<fs::path, 3> shipped_folders() {
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (const fs::path& folder :
-       {program / "share", program.parent_path() / "share/octet", fs::path(OCTET_SHARE_DIR)}) {
-    if (const fs::path path = folder / "products" / name; fs::exists(path, ignored)) return path;
+  return {program / "share/products", program.parent_path() / "share/octet/products",
+          fs::path(OCTET_SHARE_DIR) / "products"};
+}
+std::string shipped_path(const std::string& name) {
+  std::error_code ignored;
+  for (const fs::path& folder : shipped_folders()) {
+    if (const fs::path path = folder / name; fs::exists(path, ignored)) return path;
   }
   return "";
+}
+
+// The files of choices in a folder, in the order of their names.
+std::vector<fs::path> files_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kPrefix) && name.ends_with(".json")) files.push_back(entry.path());
+  }
+  std::ranges::sort(files);
+  return files;
 }
 
 Json choice_to_json(const ProductKey& key, const ProductChoice& choice) {
@@ -188,27 +205,29 @@ ProductChoices::Map ProductChoices::read(const std::string& path) const {
 
 std::string describe_product_choices() {
   std::string text;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(cache_folder(), ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix) || !name.ends_with(".json")) continue;
+  const auto describe_file = [&](const fs::path& path, const char* what, bool each) {
     try {
-      const Json json = read_json_file(entry.path().string());
-      text +=
-          fmt::format("products:         {} in {} ({}, cuBLASLt {})\n", json.at("products").size(),
-                      entry.path().string(), json.at("device").get<std::string>(),
-                      json.at("cublaslt").get<std::string>());
-      for (const Json& product : json.at("products")) {
-        const auto [key, choice] = choice_from_json(product);
+      const Json json = read_json_file(path.string());
+      const Json& products = json.at("products");
+      text += fmt::format("products:         {} {} {} ({}, cuBLASLt {})\n", products.size(), what,
+                          path.string(), json.at("device").get<std::string>(),
+                          json.at("cublaslt").get<std::string>());
+      for (size_t i = 0; each && i < products.size(); ++i) {
+        const auto [key, choice] = choice_from_json(products[i]);
         text += fmt::format("  {}\n", describe(key, choice));
       }
     } catch (const std::exception& error) {
-      text += fmt::format("products:         {} cannot be read: {}\n", entry.path().string(),
-                          error.what());
+      text += fmt::format("products:         {} cannot be read: {}\n", path.string(), error.what());
     }
-  }
+  };
+  for (const fs::path& path : files_in(cache_folder())) describe_file(path, "searched, in", true);
   if (text.empty()) {
-    text = fmt::format("products:         no searched kernels in {}\n", cache_folder().string());
+    text = fmt::format("products:         none searched yet in {}\n", cache_folder().string());
+  }
+  for (const fs::path& folder : shipped_folders()) {
+    const std::vector<fs::path> files = files_in(folder);
+    for (const fs::path& path : files) describe_file(path, "come with the program, in", false);
+    if (!files.empty()) break;
   }
   return text;
 }

@@ -59,7 +59,8 @@ class ProductChoices {
   bool warned_ = false;
 };
 
-// Lines on the files in the cache's folder, one for each file and one for each choice in it.
+// Lines on the files in the cache's folder, one for each file and one for each choice in it; and a
+// line for each file that comes with the program.
 std::string describe_product_choices();
 
 }  // namespace octet::cuda

@@ -373,6 +373,32 @@ TEST(ProductChoices, AreKeptByDeviceAndLibrary) {
             std::string::npos);
 }
 
+// What comes with the program knows the products of q k v and of gate and up of Qwen3's 1.7B, 8B,
+// 14B and 32B and of Llama-3-8B, at every number of tokens, so that these start without a search.
+TEST(ProductChoices, ComeWithTheProgram) {
+  const CacheFolder folder("shipped");
+  const cuda::ProductChoices choices("NVIDIA H200", "13.1.0");
+  for (const auto& [rows, depth] : std::vector<std::pair<int64_t, int64_t>>{{4096, 2048},
+                                                                            {12288, 2048},
+                                                                            {6144, 4096},
+                                                                            {24576, 4096},
+                                                                            {7168, 5120},
+                                                                            {34816, 5120},
+                                                                            {10240, 5120},
+                                                                            {51200, 5120},
+                                                                            {28672, 4096}}) {
+    for (const int64_t tokens : {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
+      EXPECT_NE(choices.find({ProductFormat::kBF16, true, rows, depth, tokens}), nullptr);
+      EXPECT_NE(choices.find({ProductFormat::kScaled, true, rows, depth, tokens}), nullptr);
+      if (tokens == 1) continue;  // blocks take four tokens at least
+      EXPECT_NE(choices.find({ProductFormat::kBlocks, true, rows, depth, tokens}), nullptr);
+    }
+  }
+  const std::string text = cuda::describe_product_choices();
+  EXPECT_NE(text.find("none searched yet in"), std::string::npos) << text;
+  EXPECT_NE(text.find("come with the program, in"), std::string::npos) << text;
+}
+
 TEST(ProductChoices, AFileThatCannotBeReadIsPassedOver) {
   const CacheFolder folder("broken");
   const cuda::ProductKey key{ProductFormat::kBF16, false, 64, 64, 1};
