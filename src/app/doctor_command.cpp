@@ -13,13 +13,19 @@
 namespace octet::app {
 namespace {
 
+#ifdef __clang__
+constexpr const char* kCompiler = "";  // __VERSION__ names it
+#else
+constexpr const char* kCompiler = "GCC ";
+#endif
+
 std::string describe_build() {
   return fmt::format(
-      "octet {}, built by compiler {}\n"
+      "octet {}, built by {}{}\n"
       "libraries:        fmt {}.{}.{}, nlohmann-json {}.{}.{}, zlib {}\n",
-      OCTET_VERSION, __VERSION__, FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100,
-      NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH,
-      zlibVersion());
+      OCTET_VERSION, kCompiler, __VERSION__, FMT_VERSION / 10000, FMT_VERSION / 100 % 100,
+      FMT_VERSION % 100, NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+      NLOHMANN_JSON_VERSION_PATCH, zlibVersion());
 }
 
 // Looks up every tensor that the model needs, with its shape and element type, and every one that

@@ -84,7 +84,9 @@ Line::Line(const std::string& source, const std::string& place, int64_t id_limit
     text = object["text"].get<std::string>();
   } else {
     kind = LineKind::kMessages;
-    if (!object["messages"].is_array()) fail(where, "\"messages\" must be an array");
+    if (!object["messages"].is_array() || object["messages"].empty()) {
+      fail(where, "\"messages\" must be an array of at least one message");
+    }
   }
 }
 

@@ -17,6 +17,10 @@ namespace {
 
 constexpr BatchLimits kHostLimits{16, 2048}, kDeviceLimits{256, 8192};
 
+int64_t pages_of(int64_t tokens) {
+  return (tokens + model::KvStore::kPageSize - 1) / model::KvStore::kPageSize;
+}
+
 bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
 
 void check_arguments(const ModelArguments& arguments) {
@@ -148,20 +152,20 @@ Prompt ModelSession::read_prompt(const std::string& source, const std::string& w
 loop::PolicyOptions ModelSession::policy_options(std::span<const SequenceLength> lengths,
                                                  int64_t copies, const BatchLimits& most,
                                                  bool training) const {
-  const int64_t page = model::KvStore::kPageSize;
   loop::PolicyOptions options;
   options.precision = precision_;
   options.fp8_kv = arguments_.kv_cache_dtype == "fp8";
   if (training) options.training = adapter_ ? model::Training::kLora : model::Training::kFull;
   if (adapter_) options.lora = adapter_->config;
-  options.max_seq_length =
-      arguments_.max_seq_length > 0 ? arguments_.max_seq_length : lengths[0].total;
+  const int64_t longest = std::ranges::max(lengths, {}, &SequenceLength::total).total;
+  options.max_seq_length = arguments_.max_seq_length > 0 ? arguments_.max_seq_length : longest;
   options.max_sequences = most.sequences;
+  int64_t pages = 0;
   for (int64_t i = 0; i < most.sequences; ++i) {
     const SequenceLength& length = lengths[static_cast<size_t>(i / copies)];
-    const int64_t shared = i % copies == 0 ? 0 : length.prompt / page;
-    options.kv_tokens += ((length.total + page - 1) / page - shared) * page;
+    pages += pages_of(length.total) - (most.shares && i % copies > 0 ? length.shared_pages() : 0);
   }
+  options.kv_tokens = std::max(pages, pages_of(longest)) * model::KvStore::kPageSize;
   // A training forward takes whole sequences.
   options.max_batch_tokens =
       std::max(training ? options.max_seq_length : 0, std::min(most.tokens, options.kv_tokens));
@@ -180,7 +184,6 @@ std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& optio
 }
 
 void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, bool training) {
-  std::ranges::sort(lengths, std::greater(), &SequenceLength::total);
   const bool given = arguments_.batch_size > 0;
   BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
   if (given) most.sequences = arguments_.batch_size;
@@ -188,11 +191,17 @@ void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, boo
   const int64_t limit = memory_limit(arguments_.device);
   loop::PolicyOptions options;
   for (;;) {
+    std::ranges::sort(lengths, std::greater(), [&](const SequenceLength& length) {
+      return copies * pages_of(length.total) -
+             (most.shares ? (copies - 1) * length.shared_pages() : 0);
+    });
     options = policy_options(lengths, copies, most, training);
     const std::vector<loop::PlanEntry> entries = plan(options);
     if (limit <= 0 || loop::plan_total(entries) <= limit) break;
     if (most.tokens > kHostLimits.tokens) {
       most.tokens = kHostLimits.tokens;
+    } else if (copies > 1 && !most.shares) {
+      most.shares = true;
     } else if (!given && most.sequences > 1) {
       most.sequences /= 2;
     } else {

@@ -25,11 +25,14 @@ struct Prompt {
 // Of a sequence: its tokens at its end, and those of its prompt.
 struct SequenceLength {
   int64_t total, prompt;
+  int64_t shared_pages() const { return prompt / model::KvStore::kPageSize; }  // with other samples
 };
 
-// Sequences at once, and tokens of one forward unless training needs more.
+// Sequences at once, tokens of one forward unless training needs more, and whether the pool counts
+// on samples to share their prompt's whole pages: enough while they run together.
 struct BatchLimits {
   int64_t sequences, tokens;
+  bool shares = false;
 };
 
 class ModelSession {
@@ -45,10 +48,9 @@ class ModelSession {
   // Positions that a sequence may have: --max-seq-length, or what the model was made for.
   int64_t max_positions() const { return max_positions_; }
 
-  // Plans the memory for sequences of these lengths, `copies` of each, which share the prompt's
-  // whole pages; as many run at once as --batch-size says or, where that is for the program to
-  // choose, as the limit holds. Error with the plan where it does not fit. Then loads weights and
-  // adapter.
+  // Plans the memory for sequences of these lengths, `copies` of each, of which as many run at once
+  // as --batch-size says or, where that is for the program to choose, as the limit holds; Error
+  // with the plan where it does not fit. Then loads weights and adapter.
   void load(std::vector<SequenceLength> lengths, int64_t copies, bool training);
 
   const io::ModelConfig& config() const { return config_; }
@@ -59,7 +61,7 @@ class ModelSession {
   int64_t batch_size() const { return policy_->decoder().limits().max_sequences; }
 
  private:
-  // `lengths`: the longest first.
+  // `lengths`: those that need most pages first.
   loop::PolicyOptions policy_options(std::span<const SequenceLength> lengths, int64_t copies,
                                      const BatchLimits& most, bool training) const;
   std::vector<loop::PlanEntry> plan(const loop::PolicyOptions& options) const;

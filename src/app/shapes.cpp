@@ -34,6 +34,9 @@ io::ModelConfig shape_named(const std::string& name, int64_t num_layers) {
   for (const Shape& shape : kShapes) {
     known.emplace_back(shape.name);
     if (name != shape.name) continue;
+    if (num_layers > shape.layers) {
+      fail_usage("--layers", "{} has {}, but {} are asked for", name, shape.layers, num_layers);
+    }
     io::ModelConfig config;
     config.model_type = shape.model_type;
     config.vocab_size = shape.vocab;

@@ -282,6 +282,18 @@ TEST(BadMemory, SamplesOfALongPrompt) {
   expect_failure(generate(all, prompts), 1, {"KV pages"});
 }
 
+// The pool holds what needs most pages: samples of a short prompt with long answers, though a long
+// prompt with little room left is as long in the end.
+TEST(BadMemory, SamplesOfAShortPromptNeedMorePages) {
+  const std::string long_prompt = ids_line(std::vector<int32_t>(400, 3));
+  const std::vector<std::string> samples = {
+      "--max-new-tokens", "400", "--max-seq-length", "410", "--batch-size", "16", "--n", "16"};
+  const auto kib = [&](const std::string& lines) { return std::stoll(needs(lines, samples)); };
+  const std::string both = long_prompt + ids_line({1, 2, 3});
+  EXPECT_GT(kib(both), kib(long_prompt) + 100);
+  EXPECT_EQ(kib(both), kib(ids_line({1, 2, 3})));
+}
+
 TEST(BadGguf, ATypeThatIsNotRead) {
   io::GgufBuilder builder;
   builder.add_string("general.architecture", "llama");
@@ -324,6 +336,8 @@ TEST(BadUsage, UnknownWordsNameTheNearest) {
                  {"--max-new-token", "--max-new-tokens"});
   expect_failure(octet({"score"}), 2, {"--model"});
   expect_failure(octet({"score", "--model", kModel, "--batch-size", "two"}), 2, {"--batch-size"});
+  expect_failure(octet({"bench", "rollout", "--shape", "smollm2-135m", "--layers", "31"}), 2,
+                 {"--layers", "has 30", "31"});
 }
 
 TEST(BadUsage, ValuesAreChecked) {

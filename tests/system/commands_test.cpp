@@ -216,6 +216,9 @@ TEST_F(Tokenize, ConversationsThroughATemplate) {
   EXPECT_EQ(outcome.line(1)["text"], "ab<end>c");
   EXPECT_EQ(outcome.line(2)["text"], "ab<end>a");
   EXPECT_EQ(run({"--json"}, "{" + messages + "}").exit_code, 1);  // no template
+  const Outcome empty = run(arguments, R"({"messages":[]})");
+  EXPECT_EQ(empty.exit_code, 1);
+  EXPECT_NE((empty.out + empty.err).find("at least one message"), std::string::npos) << empty.err;
 }
 
 TEST_F(Tokenize, GoldenChatTemplateOfQwen3) {

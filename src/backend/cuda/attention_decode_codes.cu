@@ -237,7 +237,7 @@ struct Roles {
 
 // Of a launch's blocks those that take whole shared chunks, each by several workers: as large a
 // part as these have in the work, by what each costs a multiprocessor, and rather too many, since
-// memory bounds the others; but no more than leave the busiest worker as few chunks.
+// memory bounds the others; of these the fewest with which the busiest worker has as few chunks.
 template <int kWorkers>
 __device__ int blocks_for_shared(int num_shared, int num_own, int num_cut_turns) {
   constexpr float kShared = 6, kOwn = 2, kCutTurn = 1;
@@ -342,12 +342,13 @@ void launch_chunks(Context& context, const AttentionProblem& p, const CUtensorMa
   using R = Roles<kWidth, kRows>;
   constexpr int kSharedBytes =
       1024 + R::kBytes + 3 * (kMaxSequences + 1) * static_cast<int>(sizeof(int));
+  static_assert(kSharedBytes <= 227 * 1024);
   const auto kernel = codes_kernel<kWidth, kRows>;
   static const bool ready = allow_shared(kernel, kSharedBytes);
   (void)ready;
   const int64_t most = std::max<int64_t>(1, int64_t{p.num_sequences} * p.num_chunks * p.keys.heads);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.num_multiprocessors()));
-  // As many as leave items for all stages.
+  // As many as leave items for all blocks.
   const int turns =
       std::clamp(p.num_sequences * p.keys.heads / static_cast<int>(blocks), 1, kMaxTurns);
   launch("attention", context,

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kMaxThreads)
         for (int e = 0; e < kElements; ++e) result[e] = fold(f, result[e], parts[i].values[e]);
       }
     }
-    // Nobody reads the chunks again, so they need not go to memory. Four lanes have read a line.
+    // Nobody reads the chunks again, so they need not go to memory. Four lanes have read a line,
+    // which holds nothing else: a chunk's values are whole lines.
     if (width % (4 * kElements) == 0) {
       __syncwarp(0xFu << threadIdx.x % 32 / 4 * 4);
       for (int chunk = first; chunk < end && threadIdx.x % 4 == 0; ++chunk) {

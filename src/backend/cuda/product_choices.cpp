@@ -208,6 +208,11 @@ std::string describe_product_choices() {
   const auto describe_file = [&](const fs::path& path, const char* what, bool each) {
     try {
       const Json json = read_json_file(path.string());
+      if (json.at("revision") != kRevision) {
+        text +=
+            fmt::format("products:         {} is passed over: of another build\n", path.string());
+        return;
+      }
       const Json& products = json.at("products");
       text += fmt::format("products:         {} {} {} ({}, cuBLASLt {})\n", products.size(), what,
                           path.string(), json.at("device").get<std::string>(),
@@ -225,9 +230,9 @@ std::string describe_product_choices() {
     text = fmt::format("products:         none searched yet in {}\n", cache_folder().string());
   }
   for (const fs::path& folder : shipped_folders()) {
-    const std::vector<fs::path> files = files_in(folder);
-    for (const fs::path& path : files) describe_file(path, "come with the program, in", false);
-    if (!files.empty()) break;
+    for (const fs::path& path : files_in(folder)) {
+      describe_file(path, "come with the program, in", false);
+    }
   }
   return text;
 }

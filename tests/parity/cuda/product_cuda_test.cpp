@@ -373,25 +373,35 @@ TEST(ProductChoices, AreKeptByDeviceAndLibrary) {
             std::string::npos);
 }
 
-// What comes with the program knows the products of q k v and of gate and up of Qwen3's 1.7B, 8B,
-// 14B and 32B and of Llama-3-8B, at every number of tokens, so that these start without a search.
+// What comes with the program knows the products of Qwen3's 1.7B, 8B, 14B and 32B and of
+// Llama-3-8B, so that these start without a search.
 TEST(ProductChoices, ComeWithTheProgram) {
+  struct Shape {
+    int64_t hidden, inner, queries, kv, vocab;
+  };
   const CacheFolder folder("shipped");
   const cuda::ProductChoices choices("NVIDIA H200", "13.1.0");
-  for (const auto& [rows, depth] : std::vector<std::pair<int64_t, int64_t>>{{4096, 2048},
-                                                                            {12288, 2048},
-                                                                            {6144, 4096},
-                                                                            {24576, 4096},
-                                                                            {7168, 5120},
-                                                                            {34816, 5120},
-                                                                            {10240, 5120},
-                                                                            {51200, 5120},
-                                                                            {28672, 4096}}) {
+  for (const Shape& s : {Shape{2048, 6144, 2048, 1024, 151936},
+                         {4096, 12288, 4096, 1024, 151936},
+                         {5120, 17408, 5120, 1024, 151936},
+                         {5120, 25600, 8192, 1024, 151936},
+                         {4096, 14336, 4096, 1024, 128256}}) {
     for (const int64_t tokens : {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
-      EXPECT_NE(choices.find({ProductFormat::kBF16, true, rows, depth, tokens}), nullptr);
-      EXPECT_NE(choices.find({ProductFormat::kScaled, true, rows, depth, tokens}), nullptr);
-      if (tokens == 1) continue;  // blocks take four tokens at least
-      EXPECT_NE(choices.find({ProductFormat::kBlocks, true, rows, depth, tokens}), nullptr);
+      const std::pair<int64_t, int64_t> linears[] = {{s.queries + 2 * s.kv, s.hidden},
+                                                     {s.hidden, s.queries},
+                                                     {2 * s.inner, s.hidden},
+                                                     {s.hidden, s.inner}};
+      for (const auto& [rows, depth] : linears) {
+        const auto knows = [&, rows = rows, depth = depth](ProductFormat format) {
+          return choices.find({format, true, rows, depth, tokens}) != nullptr;
+        };
+        EXPECT_TRUE(knows(ProductFormat::kBF16)) << rows << " x " << depth << ", " << tokens;
+        EXPECT_TRUE(knows(ProductFormat::kScaled)) << rows << " x " << depth << ", " << tokens;
+        // The library takes blocks eight tokens at a time.
+        EXPECT_EQ(knows(ProductFormat::kBlocks), tokens > 1) << rows << " x " << depth;
+      }
+      if (tokens > 512) continue;
+      EXPECT_NE(choices.find({ProductFormat::kBF16, false, s.vocab, s.hidden, tokens}), nullptr);
     }
   }
   const std::string text = cuda::describe_product_choices();

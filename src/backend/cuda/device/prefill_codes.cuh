@@ -38,10 +38,10 @@ struct CodesLayout {
   static constexpr int kQueries = kValues + kStages * kChunkBytes;
   static constexpr int kFetched = kQueries + kRows * 2 * kWidth;  // queries as they lie
   static constexpr int kFetchedStride = 16 * 2 * kWidth;          // between warps
-  // Floats: scales of keys, of values, those of values × 2^−power; where a row does not see all of
-  // the chunk, the largest one of the values up to each key; 2^power; the largest one of each
-  // tile's values, as the one before; the blocks that are on a page, a bit each; and whether a
-  // value's scale might make a weight of zero NaN.
+  // Floats: scales of keys, of values, those of values × 2^−power; 2^power; where a row does not
+  // see all of the chunk, the largest one of the values up to each key and that of each tile.
+  // Integers: the blocks that are on a page, a bit each; whether a value's scale might make a
+  // weight of zero NaN.
   static constexpr int kKeyScales = kFetched + kRows * 2 * kWidth;
   static constexpr int kValueScales = kKeyScales + kStages * kScaleBytes;
   static constexpr int kReadyScales = kValueScales + kStages * kScaleBytes;

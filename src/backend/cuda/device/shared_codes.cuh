@@ -18,7 +18,7 @@ namespace octet::cuda {
 template <int kRows>
 struct SharedRows {
   int64_t targets[kRows];  // chunk_index of chunk 0, or −1
-  float factors[kRows];    // softmax scale × log2 e × …
+  float factors[kRows];    // softmax scale × log2 e × 2^−query_power
   int begin, end;          // end 0: there is no item, and none follows
 };
 
