@@ -134,6 +134,16 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const std::vector<loop::PlanEntry> plan = plan_rollout(*backend, config, options);
   loop::check_plan(plan, memory_limit(arguments.device));
   const bool rollout = arguments.what == "rollout";
+  const bool json_alone = rollout && arguments.json;
+  const auto say = [&](const std::string& line) {
+    if (!json_alone) print_line(line);
+  };
+  say(fmt::format(
+      "{}: {}, layers {}, flow {} {}, KV {}, LoRA {}; {} prompts x {} samples, "
+      "{} + {} tokens",
+      backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow, arguments.scales,
+      arguments.kv_cache_dtype, arguments.lora_rank, arguments.num_prompts, arguments.num_samples,
+      arguments.prompt_tokens, arguments.new_tokens));
   const bench::DeviceLimits device = rollout ? limits_of(arguments) : bench::DeviceLimits{};
   loop::prepare_backend(*backend, config, config.vocab_size, options);
   const double before_start = now_seconds();
@@ -176,15 +186,6 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const auto tokens =
       static_cast<double>(arguments.num_prompts * arguments.num_samples * arguments.new_tokens);
   const int64_t steps = measured.num_steps - warm.num_steps;
-  const bool json_alone = rollout && arguments.json;
-  const auto say = [&](const std::string& line) {
-    if (!json_alone) print_line(line);
-  };
-  say(fmt::format("{}: {} {} layers, flow {} {}, KV {}, LoRA {}; {} x {} samples, {} + {} tokens",
-                  backend->name(), arguments.shape, config.num_hidden_layers, arguments.flow,
-                  arguments.scales, arguments.kv_cache_dtype, arguments.lora_rank,
-                  arguments.num_prompts, arguments.num_samples, arguments.prompt_tokens,
-                  arguments.new_tokens));
   say(
       fmt::format("  start {:.1f} s; call {:.2f} s, {:.0f} output tok/s; decoding alone {:.0f} "
                   "tok/s; {} steps, "
