@@ -60,7 +60,9 @@ exactness() {
   run "${common[@]}" --batch-tokens 96
   run "${common[@]}" --kv-tokens 12000
   run bench exactness --layers "$layers" --prompts 8 --n 8 --prompt-tokens 100 --new-tokens 256
-  run bench exactness --prompts 64 --prompt-tokens 100 --new-tokens 256  # all 36 layers
+  run bench exactness --layers "$layers" --prompts 4 --n 16 --prompt-tokens 700 --new-tokens 256 \
+    --lora-rank 32
+  run bench exactness --prompts 64 --prompt-tokens 100 --new-tokens 256 --lora-rank 32  # 36 layers
 }
 
 rollout() {  # FLAGS…: the format; 1,000 + 1,000 tokens at every batch
@@ -80,6 +82,7 @@ rollout-channel() {
 }
 rollout-kv() {  # FP8 weights with BF16 pages, and the other way round
   rollout --load-in-fp8 channel --kv-cache-dtype bf16
+  rollout --load-in-fp8 block --kv-cache-dtype bf16
   rollout --flow bf16 --kv-cache-dtype fp8
 }
 rollout-lora() {  # an adapter of rank 32 on every linear
@@ -87,6 +90,7 @@ rollout-lora() {  # an adapter of rank 32 on every linear
   for batch in 1 16 64 256; do
     run bench rollout --prompts "$batch" --load-in-fp8 channel --lora-rank 32
   done
+  run bench rollout --prompts 16 --n 16 --load-in-fp8 channel --lora-rank 32
 }
 rollout-block() { rollout --load-in-fp8 block; }
 

@@ -59,7 +59,7 @@ loop::PolicyOptions policy_options(const BenchArguments& arguments) {
   options.max_batch_tokens = std::max(arguments.batch_tokens, options.max_sequences);
   // Samples of a prompt share its whole pages.
   const int64_t shared = arguments.num_samples > 1 ? arguments.prompt_tokens / page * page : 0;
-  const int64_t own = (options.max_seq_length - shared + page) / page * page;
+  const int64_t own = model::KvStore::pages_for(options.max_seq_length - shared + 1) * page;
   options.kv_tokens = arguments.kv_tokens > 0
                           ? arguments.kv_tokens
                           : std::min(arguments.num_prompts, options.max_sequences) * shared +

@@ -17,10 +17,6 @@ namespace {
 
 constexpr BatchLimits kHostLimits{16, 2048}, kDeviceLimits{256, 8192};
 
-int64_t pages_of(int64_t tokens) {
-  return (tokens + model::KvStore::kPageSize - 1) / model::KvStore::kPageSize;
-}
-
 bool is_float32(const ModelArguments& arguments) { return arguments.dtype == "float32"; }
 
 void check_arguments(const ModelArguments& arguments) {
@@ -163,9 +159,11 @@ loop::PolicyOptions ModelSession::policy_options(std::span<const SequenceLength>
   int64_t pages = 0;
   for (int64_t i = 0; i < most.sequences; ++i) {
     const SequenceLength& length = lengths[static_cast<size_t>(i / copies)];
-    pages += pages_of(length.total) - (most.shares && i % copies > 0 ? length.shared_pages() : 0);
+    pages += model::KvStore::pages_for(length.total) -
+             (most.shares && i % copies > 0 ? length.shared_pages() : 0);
   }
-  options.kv_tokens = std::max(pages, pages_of(longest)) * model::KvStore::kPageSize;
+  options.kv_tokens =
+      std::max(pages, model::KvStore::pages_for(longest)) * model::KvStore::kPageSize;
   // A training forward takes whole sequences.
   options.max_batch_tokens =
       std::max(training ? options.max_seq_length : 0, std::min(most.tokens, options.kv_tokens));
@@ -192,7 +190,7 @@ void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, boo
   loop::PolicyOptions options;
   for (;;) {
     std::ranges::sort(lengths, std::greater(), [&](const SequenceLength& length) {
-      return copies * pages_of(length.total) -
+      return copies * model::KvStore::pages_for(length.total) -
              (most.shares ? (copies - 1) * length.shared_pages() : 0);
     });
     options = policy_options(lengths, copies, most, training);

@@ -215,17 +215,16 @@ TEST(BadMemory, ThePlanComesFirst) {
                  1, {"8.00 MiB", "KV pages"});
 }
 
-Outcome generate(const std::string& lines, const std::vector<std::string>& more) {
-  std::vector<std::string> command = {"generate", "--model", kModel,        "--input",
-                                      "-",        "--json",  "--ignore-eos"};
-  command.insert(command.end(), more.begin(), more.end());
-  return octet(command, lines);
+Outcome generate(const std::string& lines, const Arguments& more) {
+  const Arguments command = {"generate", "--model", kModel,        "--input",
+                             "-",        "--json",  "--ignore-eos"};
+  return octet(command + more, lines);
 }
 
 // What the plan of such a call needs and a hundredth more, since it is printed rounded.
-std::string needs(const std::string& lines, std::vector<std::string> more) {
-  more.insert(more.end(), {"--device-memory-limit", "1KiB"});
-  const std::string text = generate(lines, more).err, before = "the plan needs ";
+std::string needs(const std::string& lines, const Arguments& more) {
+  const Arguments little = {"--device-memory-limit", "1KiB"};
+  const std::string text = generate(lines, more + little).err, before = "the plan needs ";
   const size_t from = text.find(before) + before.size();
   EXPECT_NE(text.find(" MiB:", from), std::string::npos) << text;
   return std::to_string(static_cast<int64_t>(1024 * 1.01 * std::stod(text.substr(from)))) + "KiB";
@@ -236,11 +235,8 @@ TEST(BadMemory, FewerSequencesAtOnce) {
   std::string lines;
   for (int32_t i = 0; i < 16; ++i) lines += ids_line({i, 2, 3});
   const std::string limit = needs(lines, {"--max-new-tokens", "500", "--batch-size", "4"});
-  const std::vector<std::string> limited = {"--max-new-tokens", "500", "--device-memory-limit",
-                                            limit};
-  std::vector<std::string> together = limited;
-  together.insert(together.end(), {"--batch-size", "16"});
-  expect_failure(generate(lines, together), 1, {"KV pages"});
+  const Arguments limited = {"--max-new-tokens", "500", "--device-memory-limit", limit};
+  expect_failure(generate(lines, limited + Arguments{"--batch-size", "16"}), 1, {"KV pages"});
   const Outcome chosen = generate(lines, limited);
   EXPECT_EQ(chosen.exit_code, 0) << chosen.err;
   EXPECT_EQ(chosen.out, generate(lines, {"--max-new-tokens", "500"}).out);
@@ -254,9 +250,8 @@ TEST(BadMemory, OneLongPromptAmongShortOnes) {
     one += i == 0 ? is_long : ids_line({i, 2, 3});
     all += is_long;
   }
-  const std::vector<std::string> few = {"--max-new-tokens", "2", "--batch-size", "16"};
-  std::vector<std::string> limited = few;
-  limited.insert(limited.end(), {"--device-memory-limit", needs(one, few)});
+  const Arguments few = {"--max-new-tokens", "2", "--batch-size", "16"};
+  const Arguments limited = few + Arguments{"--device-memory-limit", needs(one, few)};
   const Outcome outcome = generate(one, limited);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, generate(one, few).out);
@@ -268,25 +263,20 @@ TEST(BadMemory, SamplesOfALongPrompt) {
   std::string all;
   for (int i = 0; i < 16; ++i) all += ids_line(std::vector<int32_t>(400, 3));
   const std::string one = ids_line(std::vector<int32_t>(400, 3));
-  const std::vector<std::string> few = {"--max-new-tokens", "2", "--batch-size", "16"};
-  std::vector<std::string> samples = few;
-  samples.insert(samples.end(), {"--n", "16"});
-  const std::vector<std::string> limit = {"--device-memory-limit", needs(one, samples)};
-  std::vector<std::string> limited = samples;
-  limited.insert(limited.end(), limit.begin(), limit.end());
-  const Outcome outcome = generate(one, limited);
+  const Arguments few = {"--max-new-tokens", "2", "--batch-size", "16"};
+  const Arguments samples = few + Arguments{"--n", "16"};
+  const Arguments limit = {"--device-memory-limit", needs(one, samples)};
+  const Outcome outcome = generate(one, samples + limit);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, generate(one, samples).out);
-  std::vector<std::string> prompts = few;
-  prompts.insert(prompts.end(), limit.begin(), limit.end());
-  expect_failure(generate(all, prompts), 1, {"KV pages"});
+  expect_failure(generate(all, few + limit), 1, {"KV pages"});
 }
 
 // The pool holds what needs most pages: samples of a short prompt with long answers, though a long
 // prompt with little room left is as long in the end.
 TEST(BadMemory, SamplesOfAShortPromptNeedMorePages) {
   const std::string long_prompt = ids_line(std::vector<int32_t>(400, 3));
-  const std::vector<std::string> samples = {
+  const Arguments samples = {
       "--max-new-tokens", "400", "--max-seq-length", "410", "--batch-size", "16", "--n", "16"};
   const auto kib = [&](const std::string& lines) { return std::stoll(needs(lines, samples)); };
   const std::string both = long_prompt + ids_line({1, 2, 3});
@@ -341,10 +331,9 @@ TEST(BadUsage, UnknownWordsNameTheNearest) {
 }
 
 TEST(BadUsage, ValuesAreChecked) {
-  const auto rejects = [](std::vector<std::string> more, const std::vector<std::string>& words) {
-    std::vector<std::string> command = {"generate", "--model", kModel, "--input", "-"};
-    command.insert(command.end(), more.begin(), more.end());
-    expect_failure(octet(command, ids_line({1})), 2, words);
+  const auto rejects = [](const Arguments& more, const std::vector<std::string>& words) {
+    const Arguments command = {"generate", "--model", kModel, "--input", "-"};
+    expect_failure(octet(command + more, ids_line({1})), 2, words);
   };
   rejects({"--load-in-fp8", "block"}, {"--load-in-fp8", "--flow"});
   rejects({"--flow", "bf16", "--load-in-fp8", "tensor"}, {"--load-in-fp8"});

@@ -63,10 +63,9 @@ TEST(Commands, ScoreShowsTheLikeliestIds) {
 
 TEST(Commands, AShapeStandsForAModel) {
   const std::vector<std::string> prompts = {"--prompt-tokens", "5", "--prompts", "2"};
-  std::vector<std::string> command = {
-      "generate", "--shape", "smollm2-135m", "--max-new-tokens", "2", "--ignore-eos", "--json"};
-  command.insert(command.end(), prompts.begin(), prompts.end());
-  const Outcome generated = octet(command);
+  const Arguments command = {"generate", "--shape",      "smollm2-135m", "--max-new-tokens",
+                             "2",        "--ignore-eos", "--json"};
+  const Outcome generated = octet(command + prompts);
   ASSERT_EQ(generated.exit_code, 0) << generated.err;
   EXPECT_EQ(generated.line(0)["ids"].size(), 2u);
   EXPECT_EQ(generated.line(1)["ids"].size(), 2u);
@@ -87,19 +86,16 @@ TEST(Commands, AShapeStandsForAModel) {
 TEST(Commands, BenchRolloutKeepsItsPlan) {
   const std::vector<std::string> small = {"--device", "cpu", "--shape",        "smollm2-135m",
                                           "--layers", "1",   "--batch-tokens", "64"};
-  std::vector<std::string> rollout = {"bench",           "rollout", "--prompts",    "2",
-                                      "--prompt-tokens", "20",      "--new-tokens", "3",
-                                      "--repeat",        "3",       "--remap"};
-  rollout.insert(rollout.end(), small.begin(), small.end());
-  const Outcome outcome = octet(rollout);
+  const Arguments rollout = {"bench",        "rollout", "--prompts", "2", "--prompt-tokens", "20",
+                             "--new-tokens", "3",       "--repeat",  "3", "--remap"};
+  const Outcome outcome = octet(rollout + small);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   for (const char* words :
        {"memory plan", "KV pages", "all equal: good", "next output equal", "allocator"}) {
     EXPECT_NE(outcome.out.find(words), std::string::npos) << outcome.out;
   }
   const TemporaryFolder folder;
-  std::vector<std::string> load = {"bench", "load", "--folder", folder.path("model")};
-  load.insert(load.end(), small.begin(), small.end());
+  const Arguments load = Arguments{"bench", "load", "--folder", folder.path("model")} + small;
   for (int i = 0; i < 2; ++i) {  // made, then found
     const Outcome loaded = octet(load);
     ASSERT_EQ(loaded.exit_code, 0) << loaded.out << loaded.err;
@@ -168,10 +164,8 @@ class Tokenize : public testing::Test {
     const std::vector<std::string> special = {"<end>"};
     write_text(file_, text::make_character_tokenizer("abc ", special));
   }
-  Outcome run(std::vector<std::string> more, const std::string& input) const {
-    std::vector<std::string> arguments = {"tokenize", "--tokenizer", file_, "--input", "-"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return octet(arguments, input);
+  Outcome run(const Arguments& more, const std::string& input) const {
+    return octet(Arguments{"tokenize", "--tokenizer", file_, "--input", "-"} + more, input);
   }
   TemporaryFolder folder_;
   std::string file_ = folder_.path("tokenizer.json");
@@ -190,10 +184,8 @@ TEST_F(Tokenize, TextAndIdsBothWays) {
 
 TEST_F(Tokenize, ArgumentsAreTextsAsTheyStand) {
   write_text(file_, text::make_character_tokenizer("[,]a-trin ", {}));
-  const auto run = [&](const std::vector<std::string>& texts) {
-    std::vector<std::string> arguments = {"tokenize", "--tokenizer", file_};
-    arguments.insert(arguments.end(), texts.begin(), texts.end());
-    return octet(arguments).out;
+  const auto run = [&](const Arguments& texts) {
+    return octet(Arguments{"tokenize", "--tokenizer", file_} + texts).out;
   };
   EXPECT_EQ(run({"[a,a]", "[a", "train"}), "0 3 1 3 2\n0 3\n5 6 3 7 8\n");
   EXPECT_EQ(run({"--", "-a"}), "4 3\n");

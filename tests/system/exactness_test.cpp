@@ -16,22 +16,16 @@ namespace {
 
 struct Flow {
   const char* name;
-  std::vector<std::string> arguments;
+  Arguments arguments;
 };
 
 const std::vector<Flow> kGranularities = {{"Tensor", {"--load-in-fp8", "tensor"}},
                                           {"Channel", {"--load-in-fp8", "channel"}},
                                           {"Block", {"--load-in-fp8", "block"}}};
 
-std::vector<std::string> full_model() { return {"--model", kGolden + "models/qwen3-tiny"}; }
-std::vector<std::string> lora_model() {
+Arguments full_model() { return {"--model", kGolden + "models/qwen3-tiny"}; }
+Arguments lora_model() {
   return {"--model", kGolden + "peft/base", "--adapter", kGolden + "peft/adapter"};
-}
-
-std::vector<std::string> join(std::vector<std::string> first,
-                              const std::vector<std::string>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
 }
 
 // All flows that promise exactness, on the whole model and with an adapter.
@@ -39,9 +33,9 @@ std::vector<Flow> exact_flows() {
   std::vector<Flow> flows = {{"Bf16", full_model()}, {"Bf16Lora", lora_model()}};
   for (const Flow& granularity : kGranularities) {
     flows.push_back(
-        {"Fp8Full", join(join(full_model(), {"--flow", "fp8_full"}), granularity.arguments)});
+        {"Fp8Full", full_model() + Arguments{"--flow", "fp8_full"} + granularity.arguments});
     flows.push_back(
-        {"Fp8Lora", join(join(lora_model(), {"--flow", "fp8_lora"}), granularity.arguments)});
+        {"Fp8Lora", lora_model() + Arguments{"--flow", "fp8_lora"} + granularity.arguments});
   }
   return flows;
 }
@@ -56,7 +50,7 @@ std::vector<std::vector<int32_t>> prompts() {
   return result;
 }
 
-std::vector<std::string> batch(int batch_size, int threads) {
+Arguments batch(int batch_size, int threads) {
   return {"--input",
           "-",
           "--json",
@@ -74,17 +68,17 @@ void expect_equal_bits(const std::vector<float>& a, const std::vector<float>& b)
   }
 }
 
-void check_flow(const std::vector<std::string>& model, const std::string& temperature) {
+void check_flow(const Arguments& model, const std::string& temperature) {
   const auto inputs = prompts();
   std::string lines;
   for (const auto& prompt : inputs) lines += ids_line(prompt);
-  const std::vector<std::string> sampling =
-      join(model, {"--temperature", temperature, "--seed", "7", "--n", "2", "--max-new-tokens",
-                   "18", "--ignore-eos"});
-  const Outcome first = octet(join(join({"generate"}, sampling), batch(16, 2)), lines);
+  const Arguments sampling =
+      model + Arguments{"--temperature",    temperature, "--seed",      "7", "--n", "2",
+                        "--max-new-tokens", "18",        "--ignore-eos"};
+  const Outcome first = octet(Arguments{"generate"} + sampling + batch(16, 2), lines);
   ASSERT_EQ(first.exit_code, 0) << first.err;
   for (const auto& [size, threads] : {std::pair(1, 1), {3, 2}, {16, 1}}) {
-    const Outcome other = octet(join(join({"generate"}, sampling), batch(size, threads)), lines);
+    const Outcome other = octet(Arguments{"generate"} + sampling + batch(size, threads), lines);
     ASSERT_EQ(other.out, first.out) << "batch size " << size << ", threads " << threads;
   }
 
@@ -102,8 +96,8 @@ void check_flow(const std::vector<std::string>& model, const std::string& temper
     }
   }
   ASSERT_EQ(sampled.size(), 2 * inputs.size());
-  const std::vector<std::string> scoring = join(model, {"--temperature", temperature});
-  const Outcome scores = octet(join(join({"score"}, scoring), batch(16, 2)), sequences);
+  const Arguments scoring = model + Arguments{"--temperature", temperature};
+  const Outcome scores = octet(Arguments{"score"} + scoring + batch(16, 2), sequences);
   ASSERT_EQ(scores.exit_code, 0) << scores.err;
   for (size_t s = 0; s < sampled.size(); ++s) {
     std::vector<float> log_probs = floats(scores.line(s)["logprobs"]);
@@ -111,7 +105,7 @@ void check_flow(const std::vector<std::string>& model, const std::string& temper
     expect_equal_bits(sampled[s], log_probs);
   }
   for (const auto& [size, threads] : {std::pair(1, 1), {3, 1}}) {
-    const Outcome other = octet(join(join({"score"}, scoring), batch(size, threads)), sequences);
+    const Outcome other = octet(Arguments{"score"} + scoring + batch(size, threads), sequences);
     ASSERT_EQ(other.out, scores.out) << "batch size " << size << ", threads " << threads;
   }
 }
@@ -121,7 +115,7 @@ class Exactness : public testing::TestWithParam<Flow> {};
 TEST_P(Exactness, SampledEqualsScoredWithBf16Cache) { check_flow(GetParam().arguments, "0.8"); }
 
 TEST_P(Exactness, SampledEqualsScoredWithFp8Cache) {
-  check_flow(join(GetParam().arguments, {"--kv-cache-dtype", "fp8"}), "1");
+  check_flow(GetParam().arguments + Arguments{"--kv-cache-dtype", "fp8"}, "1");
 }
 
 INSTANTIATE_TEST_SUITE_P(Flows, Exactness, testing::ValuesIn(exact_flows()), [](const auto& info) {
@@ -132,17 +126,18 @@ INSTANTIATE_TEST_SUITE_P(Flows, Exactness, testing::ValuesIn(exact_flows()), [](
 
 TEST(Exactness, GreedyGivesTheLogProbabilitiesOfTemperatureOne) {
   const std::vector<int32_t> prompt = prompts()[3];
-  const Outcome greedy =
-      octet(join(join({"generate"}, full_model()), {"--temperature", "0", "--max-new-tokens", "12",
-                                                    "--ignore-eos", "--input", "-", "--json"}),
-            ids_line(prompt));
+  const Outcome greedy = octet(Arguments{"generate"} + full_model() +
+                                   Arguments{"--temperature", "0", "--max-new-tokens", "12",
+                                             "--ignore-eos", "--input", "-", "--json"},
+                               ids_line(prompt));
   ASSERT_EQ(greedy.exit_code, 0) << greedy.err;
   std::vector<int32_t> sequence = prompt;
   for (const int32_t id : ids(greedy.line(0)["ids"])) sequence.push_back(id);
   for (const char* temperature : {"0", "1"}) {
-    const Outcome scores = octet(join(join({"score"}, full_model()),
-                                      {"--temperature", temperature, "--input", "-", "--json"}),
-                                 ids_line(sequence));
+    const Outcome scores =
+        octet(Arguments{"score"} + full_model() +
+                  Arguments{"--temperature", temperature, "--input", "-", "--json"},
+              ids_line(sequence));
     std::vector<float> log_probs = floats(scores.line(0)["logprobs"]);
     log_probs.erase(log_probs.begin(),
                     log_probs.begin() + static_cast<std::ptrdiff_t>(prompt.size()));
@@ -151,7 +146,7 @@ TEST(Exactness, GreedyGivesTheLogProbabilitiesOfTemperatureOne) {
 }
 
 // Root mean square over the reference's tokens of what a flow changes in the log-probabilities.
-double rms_error(const std::vector<std::string>& flow, const io::SafetensorsFile& reference) {
+double rms_error(const Arguments& flow, const io::SafetensorsFile& reference) {
   const tensor::TensorView inputs = reference.view("input_ids");
   const tensor::TensorView expected = reference.view("token_logprobs");
   std::string lines;
@@ -159,7 +154,8 @@ double rms_error(const std::vector<std::string>& flow, const io::SafetensorsFile
     const int32_t* row = inputs.row<int32_t>(r);
     lines += ids_line({row, row + inputs.row_elements()});
   }
-  const Outcome outcome = octet(join(join({"score"}, flow), {"--input", "-", "--json"}), lines);
+  const Outcome outcome =
+      octet(Arguments{"score"} + flow + Arguments{"--input", "-", "--json"}, lines);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   double sum = 0;
   for (int64_t r = 0; r < inputs.rows(); ++r) {
@@ -190,8 +186,8 @@ TEST(Exactness, Fp8StaysNearFloat32) {
     for (const Flow& granularity : kGranularities) {
       SCOPED_TRACE(std::string(flow) + " " + granularity.name);
       const double error =
-          rms_error(join({"--model", model, "--flow", flow, "--kv-cache-dtype", "fp8"},
-                         granularity.arguments),
+          rms_error(Arguments{"--model", model, "--flow", flow, "--kv-cache-dtype", "fp8"} +
+                        granularity.arguments,
                     reference);
       EXPECT_LE(error, kCoarser * bf16);
       EXPECT_GE(error, 2 * bf16);  // FP8 was really used
@@ -200,16 +196,16 @@ TEST(Exactness, Fp8StaysNearFloat32) {
 }
 
 // All elements of all gradients in the order of their names.
-std::vector<float> gradient(const std::vector<std::string>& flow) {
+std::vector<float> gradient(const Arguments& flow) {
   const TemporaryFolder folder;
   const std::string path = folder.path("gradients.safetensors");
   std::string lines;
   for (const auto& prompt : prompts()) lines += ids_line(prompt);
-  const Outcome outcome =
-      octet(join(join({"score"}, flow), {"--input", "-", "--json", "--gradients", path}), lines);
+  const Outcome outcome = octet(
+      Arguments{"score"} + flow + Arguments{"--input", "-", "--json", "--gradients", path}, lines);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   const io::SafetensorsFile file(path);
-  std::vector<std::string> names = file.names();
+  Arguments names = file.names();
   std::ranges::sort(names);
   std::vector<float> values;
   for (const std::string& name : names) {
@@ -234,16 +230,16 @@ double cosine(const std::vector<float>& a, const std::vector<float>& b) {
 // Forward and backward each bring about 0.2 in FP8 (the bound above, over logits of about 1.2), and
 // 16 times less in BF16.
 TEST(Exactness, GradientsOfAllFlowsPointTheSameWay) {
-  const std::vector<std::string> oracle = {"--dtype", "float32"};
+  const Arguments oracle = {"--dtype", "float32"};
   for (const auto& [model, flow] :
        {std::pair(full_model(), "fp8_full"), {lora_model(), "fp8_lora"}}) {
-    const std::vector<float> expected = gradient(join(model, oracle));
+    const std::vector<float> expected = gradient(model + oracle);
     EXPECT_GE(cosine(gradient(model), expected), 0.999);
     for (const Flow& granularity : kGranularities) {
       SCOPED_TRACE(std::string(flow) + " " + granularity.name);
       const double near =
-          cosine(gradient(join(join(model, {"--flow", flow, "--kv-cache-dtype", "fp8"}),
-                               granularity.arguments)),
+          cosine(gradient(model + Arguments{"--flow", flow, "--kv-cache-dtype", "fp8"} +
+                          granularity.arguments),
                  expected);
       EXPECT_GE(near, 1 / std::sqrt(1 + 2 * 0.2 * 0.2));
       EXPECT_LE(near, 0.9999);

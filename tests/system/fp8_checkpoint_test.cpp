@@ -56,10 +56,9 @@ TEST(Fp8Checkpoint, GivesTheBytesOfQuantisingWhileLoading) {
   write_block_checkpoint(folder.path());
   std::vector<int32_t> sequence;
   for (int i = 0; i < 40; ++i) sequence.push_back(53 * i % 512);
-  const auto score = [&](const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"score", "--model", model, "--input", "-", "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const Outcome outcome = octet(arguments, ids_line(sequence));
+  const auto score = [&](const std::string& model, const Arguments& more) {
+    const Arguments arguments = {"score", "--model", model, "--input", "-", "--json"};
+    const Outcome outcome = octet(arguments + more, ids_line(sequence));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return outcome.out;
   };

@@ -41,11 +41,9 @@ void check_scores(const std::vector<std::string>& model, const std::string& gold
   std::string lines;
   for (const auto& row : inputs) lines += ids_line(row);
   const TemporaryFolder folder;
-  std::vector<std::string> arguments = {
-      "score", "--dtype", "float32",     "--input",
-      "-",     "--json",  "--gradients", folder.path("g.safetensors")};
-  arguments.insert(arguments.end(), model.begin(), model.end());
-  const Outcome outcome = octet(arguments, lines);
+  const Arguments arguments = {"score", "--dtype", "float32",     "--input",
+                               "-",     "--json",  "--gradients", folder.path("g.safetensors")};
+  const Outcome outcome = octet(arguments + model, lines);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const std::vector<Json> answers = outcome.lines();
   ASSERT_EQ(answers.size(), inputs.size());

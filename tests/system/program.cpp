@@ -15,6 +15,11 @@ extern char** environ;
 
 namespace octet::test {
 
+Arguments operator+(Arguments first, const Arguments& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 std::vector<Json> Outcome::lines() const {
   std::vector<Json> result;
   std::istringstream stream(out);
@@ -22,7 +27,7 @@ std::vector<Json> Outcome::lines() const {
   return result;
 }
 
-Outcome run_program(const std::string& program, const std::vector<std::string>& arguments,
+Outcome run_program(const std::string& program, const Arguments& arguments,
                     const std::string& input) {
   // Files instead of pipes: nothing can wait for anything.
   const TemporaryFolder folder;
@@ -47,7 +52,7 @@ Outcome run_program(const std::string& program, const std::vector<std::string>& 
   return {code, read_text(folder.path("out")), read_text(folder.path("err"))};
 }
 
-Outcome octet(const std::vector<std::string>& arguments, const std::string& input) {
+Outcome octet(const Arguments& arguments, const std::string& input) {
   return run_program(OCTET_PROGRAM, arguments, input);
 }
 

@@ -12,6 +12,9 @@ namespace octet::test {
 
 using Json = nlohmann::ordered_json;
 
+using Arguments = std::vector<std::string>;
+Arguments operator+(Arguments first, const Arguments& second);
+
 struct Outcome {
   int exit_code = -1;  // 128 + the signal where one ended it
   std::string out;
@@ -21,9 +24,9 @@ struct Outcome {
   Json line(size_t index) const { return lines().at(index); }
 };
 
-Outcome run_program(const std::string& program, const std::vector<std::string>& arguments,
+Outcome run_program(const std::string& program, const Arguments& arguments,
                     const std::string& input = "");
-Outcome octet(const std::vector<std::string>& arguments, const std::string& input = "");
+Outcome octet(const Arguments& arguments, const std::string& input = "");
 
 // The numbers of a JSON array as float32, null as NaN.
 std::vector<float> floats(const Json& array);

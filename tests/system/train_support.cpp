@@ -65,11 +65,6 @@ std::string metrics_but_times(const std::string& run) {
 
 }  // namespace
 
-Arguments operator+(Arguments first, const Arguments& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 std::string tiny_config_on(const std::string& model) {
   const size_t init = kTinyConfig.find("[model.init]");
   return kTinyConfig.substr(0, init) + "path = \"" + model + "\"\n" +

@@ -12,10 +12,6 @@
 
 namespace octet::test {
 
-using Arguments = std::vector<std::string>;
-
-Arguments operator+(Arguments first, const Arguments& second);
-
 // One-digit sums, a model of one layer, and a reward that random text earns at times.
 inline const std::string kTinyConfig = R"(
 [model]
