@@ -235,22 +235,17 @@ struct Roles {
   }
 };
 
-// Of a launch's blocks those that take whole shared chunks, each by several workers: as large a
-// part as these have in the work, by what each costs a multiprocessor, and rather too many, since
-// memory bounds the others; of these the fewest with which the busiest worker has as few chunks.
-template <int kWorkers>
+// Of a launch's blocks those that take whole shared chunks: as large a part as these have in the
+// work, by what each costs a multiprocessor, and rather too many, since memory bounds the others.
 __device__ int blocks_for_shared(int num_shared, int num_own, int num_cut_turns) {
-  constexpr float kShared = 6, kOwn = 2, kCutTurn = 1;
+  constexpr float kShared = 8, kOwn = 2, kCutTurn = 1;
   if (num_shared == 0) return 0;
   const auto blocks = static_cast<int>(gridDim.x);
   const float shared = kShared * static_cast<float>(num_shared);
   const float others =
       kOwn * static_cast<float>(num_own) + kCutTurn * static_cast<float>(num_cut_turns);
   const float share = static_cast<float>(blocks) * (shared / (shared + others));
-  const int most = others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
-  const auto per = [num_shared](int count) { return (num_shared + count - 1) / count; };
-  const int busiest = per(kWorkers * most);  // chunks
-  return per(kWorkers * busiest);
+  return others == 0 ? blocks : min(static_cast<int>(ceilf(share)), blocks - 1);
 }
 
 // `turns`: of an item, at most; `queue`: TurnWalk's.
@@ -278,9 +273,9 @@ __global__ void __launch_bounds__(Roles<kWidth, kRows>::kThreads, 1)
                                 counts[2] = Shared::List::count(p, s);
                               },
                               {cut, own, whole});
-  const int num_shared_blocks = blocks_for_shared<Shared::kWorkers>(
-      whole[p.num_sequences] * p.keys.heads, own[p.num_sequences] * p.keys.heads,
-      cut[p.num_sequences] * p.keys.heads * turns);
+  const int num_shared_blocks =
+      blocks_for_shared(whole[p.num_sequences] * p.keys.heads, own[p.num_sequences] * p.keys.heads,
+                        cut[p.num_sequences] * p.keys.heads * turns);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
   const uint32_t barriers_base = shared_address(barriers);
   const auto init_barriers = [&](int count, const auto& roles) {

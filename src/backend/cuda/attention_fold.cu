@@ -14,11 +14,6 @@ constexpr int kElements = 8;  // of a thread
 constexpr int kMaxThreads = 1024;
 constexpr int kAhead = 4;  // chunks that are loaded together
 
-// A line of 128 bytes of the second-level cache becomes undefined, and is not written to memory.
-__device__ inline void discard_line(const void* line) {
-  asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
-}
-
 // A chunk's part of a thread: what it saw, and its values.
 struct ChunkPart {
   float2 stats;
@@ -46,8 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     const float2* stats = p.chunk_stats + row;
     const float* values = p.chunk_values + row * kWidth + element;
     float maximum = -INFINITY, sum = 0, result[kElements] = {};
-    const int first = first_key / kChunkKeys;
-    for (int begin = first; begin < end; begin += kAhead) {
+    for (int begin = first_key / kChunkKeys; begin < end; begin += kAhead) {
       ChunkPart parts[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -63,14 +57,6 @@ __global__ void __launch_bounds__(kMaxThreads)
         sum = fold(f, sum, parts[i].stats.y);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) result[e] = fold(f, result[e], parts[i].values[e]);
-      }
-    }
-    // Nobody reads the chunks again, so they need not go to memory. Four lanes have read a line,
-    // which holds nothing else: a chunk's values are whole lines.
-    if (width % (4 * kElements) == 0) {
-      __syncwarp(0xFu << threadIdx.x % 32 / 4 * 4);
-      for (int chunk = first; chunk < end && threadIdx.x % 4 == 0; ++chunk) {
-        discard_line(values + int64_t{chunk} * kWidth);
       }
     }
     const float share = share_of(sum);
