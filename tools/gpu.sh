@@ -83,15 +83,10 @@ rollout-channel() {
 rollout-kv() {  # FP8 weights with BF16 pages, and the other way round
   rollout --load-in-fp8 channel --kv-cache-dtype bf16
   rollout --load-in-fp8 block --kv-cache-dtype bf16
+  rollout --load-in-fp8 tensor --kv-cache-dtype bf16
   rollout --flow bf16 --kv-cache-dtype fp8
 }
-rollout-lora() {  # an adapter of rank 32 on every linear
-  local batch
-  for batch in 1 16 64 256; do
-    run bench rollout --prompts "$batch" --load-in-fp8 channel --lora-rank 32
-  done
-  run bench rollout --prompts 16 --n 16 --load-in-fp8 channel --lora-rank 32
-}
+rollout-lora() { rollout --load-in-fp8 channel --lora-rank 32; }  # an adapter on every linear
 rollout-block() { rollout --load-in-fp8 block; }
 
 # The small kernels of a step beside what their bytes take.
@@ -144,5 +139,10 @@ peers() {
 for section in "$@"; do
   [[ " ${sections[*]} " == *" $section "* ]] || set --
 done
-[ $# -gt 0 ] || { usage >&2; exit 2; }
-for section in "$@"; do "$section"; done
+case $# in
+  0) usage >&2; exit 2 ;;
+  1) "$1"; exit ;;
+esac
+failed=()
+for section in "$@"; do tools/gpu.sh "$section" || failed+=("$section"); done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" | tee -a "$results" >&2; exit 1; }
