@@ -33,6 +33,8 @@ bool uses_cuda(const DeviceArguments& arguments);
 
 // Bytes the backend may use: what was asked for, or what the machine has; 0: unknown.
 int64_t memory_limit(const DeviceArguments& arguments);
+// What to advise where it is too little.
+inline constexpr const char* kMoreMemory = "a higher --device-memory-limit or another --device";
 
 // Lines "label: value" on what make_backend would choose, and why.
 std::string describe_device(const DeviceArguments& arguments);

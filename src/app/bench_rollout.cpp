@@ -132,7 +132,13 @@ int run_bench_rollout(const BenchArguments& arguments) {
   const io::ModelConfig config = shape_named(arguments.shape, arguments.num_layers);
   const loop::PolicyOptions options = policy_options(arguments);
   const std::vector<loop::PlanEntry> plan = plan_rollout(*backend, config, options);
-  loop::check_plan(plan, memory_limit(arguments.device));
+  const loop::PlanAdvice advice{
+      .weights = options.precision.fp8() ? "fewer --layers" : "fewer --layers, --flow fp8_lora",
+      .reference = {},
+      .lengths = "a lower --max-num-seqs, --prompt-tokens, --new-tokens or --batch-tokens",
+      .pages = options.fp8_kv ? "" : "--kv-cache-dtype fp8",
+      .limit = kMoreMemory};
+  loop::check_plan(plan, memory_limit(arguments.device), advice);
   const bool rollout = arguments.what == "rollout";
   const bool json_alone = rollout && arguments.json;
   const auto say = [&](const std::string& line) {

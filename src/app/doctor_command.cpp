@@ -93,7 +93,7 @@ void check_config(const DoctorArguments& arguments) {
   const loop::PolicyOptions options =
       loop::make_policy_options(config, source.config, num_known, limit, backend.get());
   const auto plan = loop::plan_training(config, source.config, num_known, options, backend.get());
-  loop::check_plan(plan, limit);
+  loop::check_plan(plan, limit, loop::plan_advice(options));
   print(fmt::format("memory plan:\n{}", loop::format_plan(plan)));
 }
 

@@ -181,6 +181,23 @@ std::vector<loop::PlanEntry> ModelSession::plan(const loop::PolicyOptions& optio
   return plan;
 }
 
+loop::PlanAdvice ModelSession::plan_advice(const loop::PolicyOptions& options) const {
+  loop::PlanAdvice advice{.weights = "a smaller model",
+                          .reference = {},
+                          .lengths = arguments_.batch_size > 1
+                                         ? "a lower --batch-size or --max-seq-length"
+                                         : "a lower --max-seq-length",
+                          .pages = {},
+                          .limit = kMoreMemory};
+  if (precision_.float32) {
+    advice.weights += ", --dtype bf16";
+  } else if (!precision_.fp8() && options.training != model::Training::kFull) {
+    advice.weights += ", --load-in-fp8 channel with --flow fp8_lora";
+  }
+  if (!precision_.float32 && !options.fp8_kv) advice.pages = "--kv-cache-dtype fp8";
+  return advice;
+}
+
 void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, bool training) {
   const bool given = arguments_.batch_size > 0;
   BatchLimits most = uses_cuda(arguments_.device) ? kDeviceLimits : kHostLimits;
@@ -203,12 +220,7 @@ void ModelSession::load(std::vector<SequenceLength> lengths, int64_t copies, boo
     } else if (!given && most.sequences > 1) {
       most.sequences /= 2;
     } else {
-      fail(
-          "memory",
-          "{} are allowed, but the plan needs {}:\n{}lower {}--max-seq-length, use an FP8 flow, or "
-          "raise --device-memory-limit",
-          format_bytes(limit), format_bytes(loop::plan_total(entries)), loop::format_plan(entries),
-          given ? "--batch-size or " : "");
+      loop::check_plan(entries, limit, plan_advice(options));
     }
   }
 

@@ -65,6 +65,7 @@ class ModelSession {
   loop::PolicyOptions policy_options(std::span<const SequenceLength> lengths, int64_t copies,
                                      const BatchLimits& most, bool training) const;
   std::vector<loop::PlanEntry> plan(const loop::PolicyOptions& options) const;
+  loop::PlanAdvice plan_advice(const loop::PolicyOptions& options) const;  // where it is too much
   Prompt read_prompt(const std::string& source, const std::string& where, bool special_tokens,
                      bool add_generation_prompt) const;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -196,12 +197,36 @@ std::string format_plan(const std::vector<PlanEntry>& plan) {
   return text + fmt::format("  {:<24}{:>12}\n", "total", format_bytes(plan_total(plan)));
 }
 
-void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes) {
-  if (limit_bytes <= 0 || plan_total(plan) <= limit_bytes) return;
-  fail("memory",
-       "the run must fit into {}, but its plan needs {}:\n{}lower train.micro_batch_tokens, "
-       "rollout.max_num_seqs or model.max_seq_length, use FP8, or raise the limit",
-       format_bytes(limit_bytes), format_bytes(plan_total(plan)), format_plan(plan));
+void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes, const PlanAdvice& advice) {
+  const int64_t total = plan_total(plan);
+  if (limit_bytes <= 0 || total <= limit_bytes) return;
+  int64_t weights = 0, reference = 0, pages = 0;
+  for (const PlanEntry& entry : plan) {
+    const std::string& label = entry.label;
+    if (label.ends_with("weights") || label == "gradients" || label == "optimiser" ||
+        label == "loading") {
+      weights += entry.num_bytes;
+    } else if (label == kReferenceLabel) {
+      reference += entry.num_bytes;
+    } else if (label == model::KvStore::kLabel) {
+      pages += entry.num_bytes;
+    }
+  }
+  std::vector<std::pair<int64_t, std::string>> parts = {{weights, advice.weights}};
+  std::string helps;
+  if (weights > limit_bytes) {
+    helps = fmt::format("{} of it are there before the first token; ", format_bytes(weights));
+  } else {
+    parts.emplace_back(reference, advice.reference);
+    parts.emplace_back(total - weights - reference, advice.lengths);
+    parts.emplace_back(pages, advice.pages);
+    std::erase_if(parts, [&](const auto& part) { return part.first < total / 10; });
+    std::ranges::sort(parts, std::greater());
+  }
+  helps += "what helps: ";
+  for (const auto& [num_bytes, text] : parts) helps += text.empty() ? "" : text + ", ";
+  fail("memory", "{} are allowed, but the plan needs {}:\n{}{}{}", format_bytes(limit_bytes),
+       format_bytes(total), format_plan(plan), helps, advice.limit);
 }
 
 model::Precision checkpoint_precision(const io::ModelConfig& config,

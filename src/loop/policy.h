@@ -49,6 +49,8 @@ struct TextSide {
 // Reads what the folder holds; missing tokenizer files are no error.
 TextSide read_text_side(const std::string& folder, const io::ModelConfig& config);
 
+inline constexpr std::string_view kReferenceLabel = "KL reference";
+
 // One line of the memory plan.
 struct PlanEntry {
   std::string label;
@@ -96,8 +98,17 @@ void plan_preparing(std::vector<PlanEntry>& plan, ops::Backend& backend,
 void prepare_backend(ops::Backend& backend, const io::ModelConfig& config, int64_t num_known,
                      const PolicyOptions& options);
 int64_t plan_total(const std::vector<PlanEntry>& plan);
-// Error naming the plan unless it fits the limit (0: none).
-void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes);
+// What makes a part of a plan smaller, in the user's words; empty: nothing does.
+struct PlanAdvice {
+  std::string weights;    // with gradients and the optimiser's state
+  std::string reference;  // of KL
+  std::string lengths;    // KV pages, activations and whatever else grows with the tokens at once
+  std::string pages;      // KV pages alone
+  std::string limit;      // what holds more
+};
+// Error naming the plan unless it fits the limit (0: none), with the advice for the largest parts
+// first; for the weights only, where they alone do not fit.
+void check_plan(const std::vector<PlanEntry>& plan, int64_t limit_bytes, const PlanAdvice& advice);
 std::string format_plan(const std::vector<PlanEntry>& plan);
 
 // The precision of a checkpoint that is FP8 already, or `fallback`.

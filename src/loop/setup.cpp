@@ -171,10 +171,33 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
   const int64_t loading = allocator.whole_pages(model::loading_bytes(policy.model()));
   if (loading > later) plan.push_back({"loading", loading - later});
   if (config.is_rl() && config.algorithm.beta != 0 && !config.lora) {
-    plan.push_back({"KL reference", plan_total(plan_memory(model, num_known,
-                                                           reference_options(options), backend))});
+    plan.push_back(
+        {std::string(kReferenceLabel),
+         plan_total(plan_memory(model, num_known, reference_options(options), backend))});
   }
   return plan;
+}
+
+PlanAdvice plan_advice(const PolicyOptions& options) {
+  const model::Precision& precision = options.precision;
+  PlanAdvice advice{
+      .weights = "a smaller model",
+      .reference = "algorithm.beta = 0, adapters (a [lora] section), whose base is the reference",
+      .lengths = "a lower train.micro_batch_tokens, model.max_seq_length or train.prompts_per_step",
+      .pages = {},
+      .limit = "a higher run.device_memory_limit or another run.device"};
+  if (precision.float32) {
+    advice.weights += ", model.dtype = \"bf16\"";
+  } else if (!options.lora) {
+    advice.weights += ", adapters over frozen weights (a [lora] section)";
+  } else if (!precision.fp8()) {
+    advice.weights += ", model.load_in_fp8 with precision.flow = \"fp8_lora\"";
+  }
+  // Beside an FP8 pool the BF16 reference passes need one of their own.
+  if (!precision.float32 && !options.fp8_kv && !options.shadow) {
+    advice.pages = "model.kv_cache_dtype = \"fp8\"";
+  }
+  return advice;
 }
 
 train::TrainerOptions make_trainer_options(const TrainConfig& config, int64_t num_steps) {

@@ -40,6 +40,9 @@ std::vector<PlanEntry> plan_training(const TrainConfig& config, const io::ModelC
                                      int64_t num_known, const PolicyOptions& options,
                                      ops::Backend* backend = nullptr);
 
+// What helps where that does not fit.
+PlanAdvice plan_advice(const PolicyOptions& options);
+
 // Whether clip bounds are calibrated: asked for, and more than one update per rollout (with one,
 // every ratio is 1 and there is nothing to clip).
 bool calibrated(const TrainConfig& config);

@@ -91,7 +91,7 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
           make_policy_options(config, source_.config, num_known_, options.memory_limit, &backend)),
       rewards_(make_rewards(config)) {
   check_plan(plan_training(config, source_.config, num_known_, policy_options_, &backend),
-             options.memory_limit);
+             options.memory_limit, plan_advice(policy_options_));
   num_steps_ = num_steps(config, data_.num_train());
 
   provenance_ = make_provenance(backend, config, source_, data_, num_steps_);

@@ -1,6 +1,5 @@
 #include "model/kv_store.h"
 
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -9,10 +8,6 @@ namespace octet::model {
 
 using tensor::DType;
 using tensor::TensorView;
-
-namespace {
-constexpr std::string_view kLabel = "KV pages";
-}
 
 KvStore::KvStore(tensor::Allocator& allocator, const io::ModelConfig& config, DType dtype,
                  int64_t num_pages)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "io/model_config.h"
@@ -15,6 +16,7 @@ namespace octet::model {
 class KvStore {
  public:
   static constexpr int64_t kPageSize = 16;
+  static constexpr std::string_view kLabel = "KV pages";  // of its memory
 
   // dtype BF16, F32 or E4M3 (then with per token and head scales).
   KvStore(tensor::Allocator& allocator, const io::ModelConfig& config, tensor::DType dtype,

@@ -34,8 +34,8 @@ void* allocate_aligned(int64_t num_bytes) {
 void Allocator::charge(int64_t num_bytes, std::string_view label) {
   if (limit_bytes_ > 0 && bytes_in_use_ + num_bytes > limit_bytes_) {
     fail("memory",
-         "{} needs {}, but {} of the allowed {} are in use; raise --device-memory-limit or choose "
-         "smaller batches or lengths",
+         "{} needs {}, but {} of the allowed {} are in use; choose a smaller model, batch or "
+         "length, or raise --device-memory-limit (run.device_memory_limit)",
          label, format_bytes(num_bytes), format_bytes(bytes_in_use_), format_bytes(limit_bytes_));
   }
   bytes_in_use_ += num_bytes;

@@ -215,6 +215,34 @@ TEST(BadMemory, ThePlanComesFirst) {
                  1, {"8.00 MiB", "KV pages"});
 }
 
+// What is advised would help: nothing about lengths where the weights alone do not fit.
+TEST(BadMemory, TheAdviceIsForWhatIsLargest) {
+  const auto advice = [](const Arguments& more) {
+    const Outcome outcome =
+        octet(Arguments{"generate", "--model", kModel, "--input", "-"} + more, ids_line({1, 2}));
+    expect_failure(outcome, 1, {"the plan needs"});
+    return outcome.err.substr(outcome.err.rfind("total"));
+  };
+  const Arguments weights = {"--device-memory-limit", "10KiB", "--max-new-tokens", "100000"};
+  const std::string for_weights = advice(weights);
+  for (const char* word : {"before the first token", "a smaller model", "--load-in-fp8",
+                           "--device-memory-limit", "another --device"}) {
+    EXPECT_NE(for_weights.find(word), std::string::npos) << word << " in: " << for_weights;
+  }
+  EXPECT_EQ(for_weights.find("--max-seq-length"), std::string::npos) << for_weights;
+  EXPECT_EQ(advice(weights + Arguments{"--flow", "fp8_lora"}).find("--load-in-fp8"),
+            std::string::npos);
+  const Arguments pages = {"--device-memory-limit", "8MiB", "--max-new-tokens", "100000",
+                           "--batch-size",          "2"};
+  const std::string for_pages = advice(pages);
+  EXPECT_NE(for_pages.find("--batch-size or --max-seq-length, --kv-cache-dtype fp8"),
+            std::string::npos)
+      << for_pages;
+  EXPECT_EQ(for_pages.find("a smaller model"), std::string::npos) << for_pages;
+  EXPECT_EQ(advice(pages + Arguments{"--kv-cache-dtype", "fp8"}).find("--kv-cache-dtype"),
+            std::string::npos);
+}
+
 Outcome generate(const std::string& lines, const Arguments& more) {
   const Arguments command = {"generate", "--model", kModel,        "--input",
                              "-",        "--json",  "--ignore-eos"};

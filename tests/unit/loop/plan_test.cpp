@@ -124,7 +124,68 @@ TEST(MemoryPlan, ThePoolGivesWayUnderALimit) {
   EXPECT_GE(setup.total(between), limit - (all - bottom) / 10);
   EXPECT_EQ(setup.options(all).kv_tokens, wanted.kv_tokens);
   EXPECT_NO_THROW(check_plan(
-      plan_training(setup.config, setup.source.config, setup.num_known, between), limit));
+      plan_training(setup.config, setup.source.config, setup.num_known, between), limit, {}));
+}
+
+// What an error advises, as the part of its message after the plan.
+std::string advice_for(const std::vector<PlanEntry>& plan, int64_t limit) {
+  const PlanAdvice advice{.weights = "WEIGHTS",
+                          .reference = "REFERENCE",
+                          .lengths = "LENGTHS",
+                          .pages = "PAGES",
+                          .limit = "LIMIT"};
+  const std::string message = error_of([&] { check_plan(plan, limit, advice); });
+  return message.substr(message.rfind('\n') + 1);
+}
+
+TEST(MemoryPlan, TheAdviceIsForWhatIsLargest) {
+  EXPECT_EQ(advice_for({{"BF16 weights", 500}, {"KV pages", 3000}, {"activations", 1000}}, 4000),
+            "what helps: LENGTHS, PAGES, WEIGHTS, LIMIT");
+  EXPECT_EQ(advice_for({{"BF16 weights", 3000}, {"KV pages", 300}, {"activations", 2700}}, 5000),
+            "what helps: WEIGHTS, LENGTHS, LIMIT");
+  EXPECT_EQ(advice_for({{"FP8 weights", 100}, {"KL reference", 500}, {"output head", 400}}, 900),
+            "what helps: REFERENCE, LENGTHS, WEIGHTS, LIMIT");
+  // Where lengths alone cannot help, nothing is said about them, however much they take.
+  EXPECT_EQ(advice_for({{"BF16 weights", 2048}, {"KV pages", 1 << 20}}, 2047),
+            "2.00 KiB of it are there before the first token; what helps: WEIGHTS, LIMIT");
+  const std::vector<PlanEntry> training = {{"master weights", 1000}, {"BF16 weights", 500},
+                                           {"gradients", 1000},      {"optimiser", 2000},
+                                           {"loading", 10},          {"KV pages", 1}};
+  EXPECT_NE(advice_for(training, 4509).find("before the first token"), std::string::npos);
+  EXPECT_EQ(advice_for(training, 4510), "what helps: WEIGHTS, LIMIT");
+  EXPECT_NO_THROW(check_plan(training, 4511, {}));
+}
+
+// The keys that are named are those that lead to a smaller plan.
+TEST(MemoryPlan, TheAdviceOfTrainingHelps) {
+  const auto total = [](const std::vector<std::string>& overrides) {
+    const Planned setup(make_config("unused", "", overrides));
+    return setup.total(setup.options(1));
+  };
+  const int64_t all = total({"algorithm.beta=0.1"});
+  for (const char* other : {"train.micro_batch_tokens=64", "train.prompts_per_step=8"}) {
+    EXPECT_LT(total({"algorithm.beta=0.1", other}), all) << other;
+  }
+  EXPECT_LT(total({"algorithm.beta=0.1", "model.max_seq_length=16", "train.micro_batch_tokens=64"}),
+            total({"algorithm.beta=0.1", "train.micro_batch_tokens=64"}));
+  EXPECT_LT(total({"algorithm.beta=0"}), all);
+  EXPECT_LT(total({"algorithm.beta=0.1", "model.kv_cache_dtype=fp8"}), all);
+  EXPECT_EQ(total({"algorithm.beta=0.1", "rollout.max_num_seqs=8"}), all);  // so it is not named
+  const Planned plain(make_config("unused"));
+  const PlanAdvice advice = plan_advice(plain.options(1));
+  expect_contains(advice.weights, "[lora]");
+  EXPECT_EQ(advice.weights.find("load_in_fp8"), std::string::npos);
+  EXPECT_EQ(advice.lengths.find("max_num_seqs"), std::string::npos);
+  expect_contains(advice.pages, "kv_cache_dtype");
+  // An FP8 pool has a BF16 one beside it for the reference passes of Calibrated Clipping.
+  const Planned shadowed(
+      make_config("unused", "", {"clip.mode=calibrated", "precision.flow=fp8_full"}));
+  EXPECT_EQ(plan_advice(shadowed.options(1)).pages, "");
+  PolicyOptions lora = plain.options(1);
+  lora.lora.emplace();
+  expect_contains(plan_advice(lora).weights, "model.load_in_fp8");
+  lora.precision.flow = model::Flow::kFp8Lora;
+  EXPECT_EQ(plan_advice(lora).weights, "a smaller model");
 }
 
 TEST(MemoryPlan, TooLittleIsAnErrorBeforeAnythingIsMade) {
@@ -133,7 +194,8 @@ TEST(MemoryPlan, TooLittleIsAnErrorBeforeAnythingIsMade) {
   auto backend = cpu::make_cpu_backend({.num_threads = 1});
   const std::string message =
       error_of([&] { run_training(*backend, setup.config, limited(100000)); });
-  for (const char* part : {"master weights", "optimiser", "KV pages", "total", "raise the limit"}) {
+  for (const char* part :
+       {"master weights", "optimiser", "KV pages", "total", "run.device_memory_limit"}) {
     expect_contains(message, part);
   }
   EXPECT_EQ(backend->allocator().peak_bytes(), 0);
