@@ -1,6 +1,7 @@
 #include "loop/checkpoint.h"
 
 #include <filesystem>
+#include <unordered_map>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -27,10 +28,12 @@ TensorView slot_view(const train::AdamW::Slot& slot, int which) {
 void save_state(ops::Backend& backend, model::Model& model, train::Trainer& trainer,
                 const Json& extra, const std::string& folder) {
   std::vector<io::TensorSpec> specs;
+  std::unordered_map<std::string, TensorView> views;
   for (const auto& slot : trainer.optimizer().slots()) {
     for (int which = 0; which < 3; ++which) {
       const std::string name = slot.parameter->name + kMoments[which];
-      const ops::SquaredNorm norm = backend.squared_norm(slot_view(slot, which));
+      const TensorView view = slot_view(slot, which);
+      const ops::SquaredNorm norm = backend.squared_norm(view);
       if (norm.non_finite > 0) {
         fail(name,
              "a checkpoint must be finite, but {} of its values are not; resume from "
@@ -38,18 +41,14 @@ void save_state(ops::Backend& backend, model::Model& model, train::Trainer& trai
              norm.non_finite);
       }
       specs.push_back({name, DType::kF32, slot.parameter->shape});
+      views.emplace(name, view);
     }
   }
   std::vector<float> values;
   io::write_safetensors((fs::path(folder) / "state.safetensors").string(), specs,
                         [&](const io::TensorSpec& spec) {
-                          for (const auto& slot : trainer.optimizer().slots()) {
-                            for (int which = 0; which < 3; ++which) {
-                              if (slot.parameter->name + kMoments[which] != spec.name) continue;
-                              values.resize(static_cast<size_t>(spec.shape.num_elements()));
-                              backend.download(slot_view(slot, which), values.data());
-                            }
-                          }
+                          values.resize(static_cast<size_t>(spec.shape.num_elements()));
+                          backend.download(views.at(spec.name), values.data());
                           return TensorView(values.data(), DType::kF32, spec.shape);
                         });
   Json state = Json::object();
