@@ -59,6 +59,7 @@ const std::vector<Alias>& config_aliases() {
       {"dataset_text_field", "TRL", "data.completion_field", ""},
       {"reward_funcs", "TRL", "reward.functions", ""},
       {"reward_functions", "TRL", "reward.functions", ""},
+      {"penalty_factor", "verl", "reward.reward_weights", "the weight of the reward \"length\""},
       {"custom_reward_function", "verl", "reward.command", "an external program"},
       {"n", "verl", "rollout.num_generations", ""},
       {"actor_rollout_ref.rollout.n", "verl", "rollout.num_generations", ""},

@@ -54,7 +54,7 @@ class Reward {
 // "####". Numbers are compared exactly, without floating point: 1,000 = $1000.00, 18.0 = 18., 1/2 =
 // 0.5.
 //   gsm8k        1 where the number after "#### " (the last in the last 300 bytes) is the answer's,
-//                else 0; method = "strict" (default) | "flexible" (the last number)
+//                else 0
 //   boxed        1 where the last balanced \boxed{…} equals the answer (or the answer's own
 //                \boxed{…}) after normalisation of LaTeX, or as a number
 //   numeric      1 where the last number of the completion is the answer
@@ -62,8 +62,8 @@ class Reward {
 //   format       1 where the completion is <think>…</think> and then anything (TRL's
 //                think_format_reward)
 //   regex        1 where `pattern` (PCRE2; the dot takes newlines, ^ and $ stand at lines) is found
-//   length       the soft overlong penalty min(−(len − (max_length − cache))/cache · factor, 0),
-//                len in tokens; options max_length, cache, factor (default 1)
+//   length       the soft overlong penalty min(−(len − (max_length − cache))/cache, 0), len in
+//                tokens; options max_length, cache
 std::unique_ptr<Reward> make_reward(std::string_view name, const Json& options);
 std::vector<std::string> reward_names();
 

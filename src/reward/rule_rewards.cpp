@@ -94,14 +94,7 @@ class AnswerReward : public Reward {
 
 class Gsm8kReward final : public AnswerReward {
  public:
-  explicit Gsm8kReward(Options& options) : AnswerReward("gsm8k", options) {
-    const std::string method = options.text("method", "strict");
-    if (method != "strict" && method != "flexible") {
-      fail_usage("reward gsm8k", "method must be \"strict\" or \"flexible\", but is \"{}\"",
-                 method);
-    }
-    strict_ = method == "strict";
-  }
+  explicit Gsm8kReward(Options& options) : AnswerReward("gsm8k", options) {}
 
  private:
   static std::optional<Number> marked_number(std::string_view text) {
@@ -119,10 +112,8 @@ class Gsm8kReward final : public AnswerReward {
   std::optional<bool> matches(const std::string& completion, const std::string& answer) override {
     const std::optional<Number> wanted = parse_number(after_hashes(answer));
     if (!wanted) return unusable(answer);
-    return (strict_ ? marked_number(completion) : last_number(completion)) == wanted;
+    return marked_number(completion) == wanted;
   }
-
-  bool strict_;
 };
 
 class NumericReward final : public AnswerReward {
@@ -237,13 +228,11 @@ class RegexReward final : public Reward {
   RewardFailures failures_;
 };
 
-// Soft overlong punishment, DAPO (arXiv 2503.14476), eq. 13.
+// Soft overlong punishment, DAPO (arXiv 2503.14476), eq. 13; its weight makes it stronger.
 class LengthReward final : public Reward {
  public:
   explicit LengthReward(Options& options)
-      : max_length_(options.number("max_length", 0)),
-        cache_(options.number("cache", 0)),
-        factor_(options.number("factor", 1)) {
+      : max_length_(options.number("max_length", 0)), cache_(options.number("cache", 0)) {
     if (!(cache_ > 0 && cache_ <= max_length_)) {
       fail_usage("reward length", "0 < cache ≤ max_length is required, but they are {} and {}",
                  cache_, max_length_);
@@ -259,7 +248,7 @@ class LengthReward final : public Reward {
     std::vector<float> rewards;
     for (const std::vector<int32_t>& ids : batch.completion_ids) {
       const double excess = static_cast<double>(ids.size()) - (max_length_ - cache_);
-      rewards.push_back(excess > 0 ? static_cast<float>(-excess / cache_ * factor_) : 0.0f);
+      rewards.push_back(excess > 0 ? static_cast<float>(-excess / cache_) : 0.0f);
     }
     return rewards;
   }
@@ -267,7 +256,6 @@ class LengthReward final : public Reward {
  private:
   double max_length_;
   double cache_;
-  double factor_;
 };
 
 template <class T>
