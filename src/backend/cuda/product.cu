@@ -64,10 +64,7 @@ __global__ void __launch_bounds__(threads_of(kRows))
   __syncthreads();
   const Product& p = tiles.p;
 
-  int part = 0;
-  while (part + 1 < p.num_weights && static_cast<int>(blockIdx.y) >= tiles.first_tile[part + 1]) {
-    ++part;
-  }
+  const int part = weight_of_block(tiles);
   const ProductWeight& weight = p.weights[part];
   const int64_t first_row = int64_t{static_cast<int>(blockIdx.y) - tiles.first_tile[part]} * kRows;
   const int64_t first_token = int64_t{blockIdx.x} * kTokens;

@@ -38,4 +38,14 @@ inline int place_tiles(Tiles& tiles, int rows) {
   return count;
 }
 
+// The weight that holds the tile of this block's y.
+__device__ inline int weight_of_block(const Tiles& tiles) {
+  int part = 0;
+  while (part + 1 < tiles.p.num_weights &&
+         static_cast<int>(blockIdx.y) >= tiles.first_tile[part + 1]) {
+    ++part;
+  }
+  return part;
+}
+
 }  // namespace octet::cuda
