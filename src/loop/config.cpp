@@ -1,6 +1,7 @@
 #include "loop/config.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <filesystem>
 
@@ -265,6 +266,10 @@ class Reader {
     target = node.is_integer() ? static_cast<double>(node.as_integer()->get())
                                : node.as_floating_point()->get();
     check_range(key, target, where);
+    const auto used = std::fabs(static_cast<float>(target));
+    if (target == 0 || (used >= FLT_MIN && used <= FLT_MAX)) return;
+    fail_usage(where, "\"{}\" must be 0 or a number of float32 ({:.3g} to {:.3g}), but is {}",
+               key.name, FLT_MIN, FLT_MAX, target);
   }
 
   static void assign(const Key& key, std::string& target, const toml::node& node,
@@ -285,8 +290,13 @@ class Reader {
     target.clear();
     const auto add = [&](const toml::node& item) {
       if (!item.is_string()) fail_type(key, "a list of strings", item, where);
-      check_choice(key, item.as_string()->get(), where);
-      target.push_back(item.as_string()->get());
+      const std::string& text = item.as_string()->get();
+      check_choice(key, text, where);
+      if (text.empty()) fail_usage(where, "\"{}\" must hold texts, but one is empty", key.name);
+      if (std::ranges::find(target, text) != target.end()) {
+        fail_usage(where, "\"{}\" must hold different texts, but has \"{}\" twice", key.name, text);
+      }
+      target.push_back(text);
     };
     if (!node.is_array()) return add(node);
     for (const auto& item : *node.as_array()) add(item);

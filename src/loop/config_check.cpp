@@ -39,6 +39,9 @@ class Checker {
     if (!is_given("run.dir")) {
       c_.run.dir = "runs/" + std::filesystem::path(where_).stem().string();
     }
+    if (c_.run.dir.empty()) {
+      fail_usage(place({"run.dir"}), "run.dir must name a folder, but is empty");
+    }
     if (!is_given("algorithm.loss_type") && !c_.is_rl()) c_.algorithm.loss_type = "sft";
     if (!is_given("algorithm.scale_rewards") && c_.algorithm.loss_type == "dr_grpo") {
       c_.algorithm.scale_rewards = "none";

@@ -146,7 +146,7 @@ std::vector<Key> data_keys() {
       {"rollout.max_completion_length", AT(rollout.max_completion_length), "TRL",
        "Most tokens of a completion.", between(1, 1 << 24)},
       {"rollout.temperature", AT(rollout.temperature), "TRL",
-       "Of sampling, and of the log-probabilities that are trained.", above(0)},
+       "Of sampling, and of the log-probabilities that are trained.", between(1e-6, 1e6)},
       {"rollout.top_p",
        AT(rollout.top_p),
        "TRL",

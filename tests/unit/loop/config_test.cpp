@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <set>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -185,10 +186,28 @@ TEST(Config, WrongTypesValuesAndRanges) {
   EXPECT_TRUE(says(refusal("[optim]\nlearning_rate = -1e-6"), {"at least 0", "-1e-06"}));
   EXPECT_TRUE(says(refusal("[optim]\nlearning_rate = nan"), {"at least 0"}));
   EXPECT_TRUE(says(refusal("[optim]\nlearning_rate = inf"), {"at least 0"}));
+  // What is no number in float32, where it is used, and a temperature that no logit survives.
+  EXPECT_TRUE(says(refusal("[optim]\nlearning_rate = 1e300"), {"float32", "1e+300"}));
+  EXPECT_TRUE(says(refusal("[optim]\nadam_epsilon = 1e-60"), {"float32", "1e-60"}));
+  EXPECT_TRUE(says(refusal("[rollout]\ntemperature = 1e-38"), {"at least 1e-06", "1e-38"}));
+  EXPECT_TRUE(says(refusal("[rollout]\ntemperature = 1e7"), {"at most 1000000"}));
   EXPECT_TRUE(says(refusal("[rollout]\ntop_p = 1.01"), {"at most 1"}));
   EXPECT_TRUE(says(refusal("[rollout]\ntop_p = 0"), {"above 0"}));
   EXPECT_TRUE(says(refusal("[run]\ndevice_memory_limit = \"5 parsecs\""), {"5GiB"}));
   EXPECT_TRUE(says(refusal(kBase + "[rollout]\nnum_generations = 1"), {"at least 2", ":8"}));
+}
+
+TEST(Config, ListsHoldDistinctTexts) {
+  for (const char* key : {"reward.functions", "run.report_to", "lora.target_modules"}) {
+    const std::string twice = std::string(key) == "reward.functions" ? "gsm8k"
+                              : std::string(key) == "run.report_to"  ? "tensorboard"
+                                                                     : "q_proj";
+    EXPECT_TRUE(says(refusal(kBase, {fmt::format("{0}=[\"{1}\",\"{1}\"]", key, twice)}),
+                     {key, "twice", twice}));
+  }
+  EXPECT_TRUE(says(refusal(kBase, {"rollout.stop=[\"a\",\"\"]"}), {"rollout.stop", "empty"}));
+  EXPECT_TRUE(says(refusal(kBase, {"rollout.stop=\"\""}), {"rollout.stop", "empty"}));
+  EXPECT_TRUE(says(refusal(kBase + "[run]\ndir = ''"), {":8", "run.dir", "empty"}));
 }
 
 TEST(Config, ConflictingKeys) {
