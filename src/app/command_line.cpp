@@ -119,6 +119,7 @@ Run define_generate(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--stop", arguments->stop, "a text that ends a completion; may be repeated")
       ->expected(1)
+      ->allow_extra_args(false)  // the next word is a text
       ->take_all();
   command.add_flag("--ignore-eos", arguments->ignore_eos, "end tokens do not stop");
   command.add_flag("--no-special-tokens", arguments->no_special_tokens,

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 
@@ -18,9 +17,7 @@ void check_arguments(const GenerateArguments& arguments) {
   const auto require = [](bool holds, const char* flag, const char* what, double given) {
     if (!holds) fail_usage(flag, "must be {}, but is {}", what, given);
   };
-  const double temperature = arguments.temperature;
-  require(temperature >= 0 && std::isfinite(temperature), "--temperature", "0 or more",
-          temperature);
+  check_temperature(arguments.temperature);
   require(arguments.top_p > 0 && arguments.top_p <= 1, "--top-p", "above 0 and at most 1",
           arguments.top_p);
   require(arguments.min_p >= 0 && arguments.min_p <= 1, "--min-p", "0 to 1", arguments.min_p);
@@ -29,6 +26,9 @@ void check_arguments(const GenerateArguments& arguments) {
           static_cast<double>(arguments.max_new_tokens));
   require(arguments.num_samples >= 1 && arguments.num_samples <= 65536, "--n", "1 to 65536",
           static_cast<double>(arguments.num_samples));
+  if (std::ranges::count(arguments.stop, "") > 0) {
+    fail_usage("--stop", "must be a text, but is empty; leave it out to stop at end tokens alone");
+  }
 }
 
 std::string text_of(const Completion& completion, const loop::TextSide& text) {

@@ -68,6 +68,11 @@ model::Precision choose_precision(const ModelArguments& arguments, const io::Mod
 
 }  // namespace
 
+void check_temperature(double temperature) {
+  if (temperature == 0 || (temperature >= 1e-6 && temperature <= 1e6)) return;
+  fail_usage("--temperature", "must be 0, or 1e-06 to 1e+06, but is {}", temperature);
+}
+
 ModelSession::ModelSession(const ModelArguments& arguments) : arguments_(arguments) {
   check_arguments(arguments_);
   backend_ = make_backend(arguments_.device);
@@ -106,7 +111,7 @@ std::vector<Prompt> ModelSession::read_prompts(const InputArguments& input, bool
     try {
       prompts.push_back(read_prompt(line, where, special_tokens, add_generation_prompt));
     } catch (const Error& error) {
-      prompts.push_back({{}, where, error.what()});
+      prompts.push_back({{}, where, message_at(where, error)});
     }
   });
   return prompts;

@@ -35,6 +35,9 @@ struct BatchLimits {
   bool shares = false;
 };
 
+// UsageError unless a temperature is 0 or one that float32 logits survive.
+void check_temperature(double temperature);
+
 class ModelSession {
  public:
   // Reads the configs, the tokenizer and the adapter, and settles the precision. UsageError where

@@ -58,9 +58,7 @@ std::string table(const Prompt& prompt, const model::TokenScores& scores,
 }  // namespace
 
 int run_score(const ScoreArguments& arguments) {
-  if (!(arguments.temperature >= 0) || !std::isfinite(arguments.temperature)) {
-    fail_usage("--temperature", "must be 0 or more, but is {}", arguments.temperature);
-  }
+  check_temperature(arguments.temperature);
   if (arguments.num_top < 0 || arguments.num_top > 1000) {
     fail_usage("--top", "must be 0 to 1000, but is {}", arguments.num_top);
   }

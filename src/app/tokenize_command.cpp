@@ -64,7 +64,7 @@ int run_tokenize(const TokenizeArguments& arguments) {
       answer = tokenize(line, where);
     } catch (const Error& error) {
       exit_code = 1;
-      answer = report_line_error(error.what(), arguments.input.json);
+      answer = report_line_error(message_at(where, error), arguments.input.json);
     }
     print_line(answer);
   });

@@ -37,6 +37,9 @@ template <class... Args>
       fmt::format("[{}] {}", where, fmt::format(message, std::forward<Args>(args)...)));
 }
 
+// What an error says that was met at `where`: "[where] message", unless it names that place itself.
+std::string message_at(std::string_view where, const Error& error);
+
 [[noreturn]] void invariant_failed(const char* condition, const char* file, int line);
 
 }  // namespace octet

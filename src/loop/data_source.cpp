@@ -63,7 +63,7 @@ DataSource::DataSource(const TrainConfig& config, const TextSide& text_side)
     const auto to_row = [&](const Problem& problem) {
       PromptRow row;
       row.text = problem.prompt;
-      row.ids = encode(problem.prompt);
+      row.ids = encode(problem.prompt, "data.task");
       row.columns = std::make_shared<Json>(Json{{"answer", problem.answer}});
       return row;
     };
@@ -76,11 +76,15 @@ DataSource::DataSource(const TrainConfig& config, const TextSide& text_side)
   }
 }
 
-std::vector<int32_t> DataSource::encode(const std::string& text) const {
+std::vector<int32_t> DataSource::encode(const std::string& text, const std::string& where) const {
   if (!text_side_.tokenizer) {
     fail("data", "texts need a tokenizer, but the model's folder has none; add tokenizer.json");
   }
-  return text_side_.tokenizer->encode(text);
+  try {
+    return text_side_.tokenizer->encode(text);
+  } catch (const Error& error) {
+    fail(where, "{}", error.what());
+  }
 }
 
 void DataSource::add_end_token(std::vector<int32_t>& ids) const {
@@ -191,7 +195,7 @@ std::optional<PromptRow> DataSource::prompt_row(const Json& row, const std::stri
     result.text =
         (data.system_prompt.empty() ? "" : data.system_prompt + "\n") + prompt.get<std::string>();
   }
-  result.ids = encode(result.text);
+  result.ids = encode(result.text, where);
   const auto length = static_cast<int64_t>(result.ids.size());
   if (length == 0) fail(where, "a prompt must have at least one token, but is empty");
   if (data.max_prompt_length > 0 && length > data.max_prompt_length) return std::nullopt;
@@ -232,10 +236,10 @@ std::optional<DemonstrationRow> DataSource::demonstration_row(const Json& row,
         required_field(row, data.completion_field, "data.completion_field", where), where);
   }
   DemonstrationRow result;
-  result.ids = encode(prompt);
+  result.ids = encode(prompt, where);
   const auto prompt_length = static_cast<int64_t>(result.ids.size());
   if (data.max_prompt_length > 0 && prompt_length > data.max_prompt_length) return std::nullopt;
-  const std::vector<int32_t> tail = encode(completion);
+  const std::vector<int32_t> tail = encode(completion, where);
   result.ids.insert(result.ids.end(), tail.begin(), tail.end());
   if (!row.contains("messages")) add_end_token(result.ids);
   result.first_target =
@@ -278,7 +282,7 @@ DemonstrationRow DataSource::demonstration(int64_t step, int64_t index) {
   DemonstrationRow result;
   result.ids = prompts_[row].ids;
   result.first_target = static_cast<int64_t>(result.ids.size());
-  const std::vector<int32_t> tail = encode(answer);
+  const std::vector<int32_t> tail = encode(answer, "data.task");
   result.ids.insert(result.ids.end(), tail.begin(), tail.end());
   add_end_token(result.ids);
   return result;

@@ -59,7 +59,7 @@ class DataSource {
   std::optional<PromptRow> prompt_row(const Json& row, const std::string& where) const;
   std::optional<DemonstrationRow> demonstration_row(const Json& row,
                                                     const std::string& where) const;
-  std::vector<int32_t> encode(const std::string& text) const;
+  std::vector<int32_t> encode(const std::string& text, const std::string& where) const;
   void add_end_token(std::vector<int32_t>& ids) const;
   bool evaluates_loss() const;
 

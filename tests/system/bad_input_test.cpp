@@ -373,7 +373,14 @@ TEST(BadUsage, ValuesAreChecked) {
   rejects({"--device", "cuda"}, {"CUDA"});
   rejects({"--cpu-isa", "avx3"}, {"avx3"});
   rejects({"--device-memory-limit", "much"}, {"--device-memory-limit", "much"});
-  rejects({"--temperature", "-1"}, {"--temperature"});
+  for (const char* temperature : {"-1", "nan", "inf", "1e-38", "1e-60", "1e60"}) {
+    rejects({"--temperature", temperature}, {"--temperature", "0, or 1e-06 to 1e+06"});
+    expect_failure(octet({"score", "--model", kModel, "--temperature", temperature, "--input", "-"},
+                         ids_line({1})),
+                   2, {"--temperature", "0, or 1e-06 to 1e+06"});
+  }
+  rejects({"--stop", ""}, {"--stop", "empty"});
+  rejects({"--stop", "a", "--stop", ""}, {"--stop", "empty"});
   rejects({"--top-p", "0"}, {"--top-p"});
   rejects({"--batch-size", "-1"}, {"--batch-size"});
   rejects({"--batch-size", "4097"}, {"--batch-size"});

@@ -145,6 +145,51 @@ TEST(Commands, AnEndTokenStopsAndIsKept) {
   EXPECT_EQ(stopped.line(0)["finish_reason"], "stop");
 }
 
+// The tiny model with the letters a, b, c and a chat template that wants a content.
+class Letters : public testing::Test {
+ protected:
+  Letters() {
+    for (const char* name : {"config.json", "generation_config.json", "model.safetensors"}) {
+      std::filesystem::copy_file(kModel + "/" + name, folder_.path(name));
+    }
+    write_text(folder_.path("tokenizer.json"), text::make_character_tokenizer("abc", {}));
+    write_text(folder_.path("tokenizer_config.json"),
+               Json{{"chat_template", "{{ messages[0].content + 'a' }}"}}.dump());
+  }
+  Arguments with_model(const std::string& command) const {
+    return {command, command == "tokenize" ? "--tokenizer" : "--model", folder_.path(), "--json"};
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(Letters, AStopTakesOneTextAndLeavesThePrompt) {
+  const Arguments command = with_model("generate") + Arguments{"--max-new-tokens", "3"};
+  const Outcome before = octet(command + Arguments{"--stop", "a", "--stop", "b", "abc", "cab"});
+  EXPECT_EQ(before.exit_code, 0) << before.err;
+  EXPECT_EQ(before.lines().size(), 2u);
+  const Outcome behind = octet(command + Arguments{"abc", "cab", "--stop", "a", "--stop", "b"});
+  EXPECT_EQ(before.out, behind.out);
+}
+
+TEST_F(Letters, AnErrorOfATextNamesItsLine) {
+  const std::string lines =
+      "{\"text\":\"abc\"}\n{\"text\":\"abd\"}\n"
+      "{\"messages\":[{\"role\":\"user\"}]}\n"
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"d\"}]}\n";
+  for (const char* command : {"generate", "score", "tokenize"}) {
+    const Outcome outcome = octet(with_model(command) + Arguments{"--input", "-"}, lines);
+    EXPECT_EQ(outcome.exit_code, 1);
+    ASSERT_EQ(outcome.lines().size(), 4u);
+    EXPECT_TRUE(outcome.line(0).contains("ids")) << command;
+    for (const size_t bad : {1, 2, 3}) {
+      const std::string error = outcome.line(bad)["error"];
+      EXPECT_EQ(error.find("[standard input, line " + std::to_string(bad + 1) + "] "), 0u)
+          << command << ": " << error;
+      EXPECT_NE(error.find(folder_.path()), std::string::npos) << error;  // whose rule it is
+    }
+  }
+}
+
 TEST(Commands, ASignalStopsTheWork) {
   // Minutes of work, and one second until the signal: one, for the second would end the program
   // (in the background `timeout` signals its whole group too).

@@ -138,6 +138,11 @@ TEST_F(BadRows, Columns) {
   refused(rows(R"({"prompt":[{"role":"user","content":"x"}]})"
                "\n"),
           {"row 1", "chat template"});
+  // Without a token for it.
+  const std::string foreign = kGood + "{\"prompt\":\"1\u00fc\",\"completion\":\"\u00fc\"}\n";
+  refused(rows(foreign), {"rows.jsonl, row 2", "tokenizer.json"});
+  refused(rows("{\"prompt\":\"1\",\"completion\":\"\u00fc\"}\n", kSft),
+          {"rows.jsonl, row 1", "tokenizer.json"});
 }
 
 TEST_F(BadChatRows, Messages) {
