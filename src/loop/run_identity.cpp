@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "loop/config_keys.h"
 
@@ -29,6 +33,41 @@ constexpr std::array<std::string_view, 13> kFreeKeys = {"train.max_steps",
 
 std::string library_version(int major, int minor, int patch) {
   return fmt::format("{}.{}.{}", major, minor, patch);
+}
+
+// Of a file's size and content; of one above 64 MiB the first 64 KiB of each 4 MiB, where other
+// weights differ too.
+std::string file_checksum(const std::string& path) {
+  constexpr std::streamoff kPiece = 64 << 10;
+  std::ifstream file(path, std::ios::binary);
+  const auto num_bytes = static_cast<std::streamoff>(std::filesystem::file_size(path));
+  uint32_t crc = crc32c(std::to_string(num_bytes));
+  const std::streamoff stride = num_bytes <= (64 << 20) ? kPiece : 4 << 20;
+  std::string piece(kPiece, '\0');
+  for (std::streamoff at = 0; at < num_bytes; at += stride) {
+    file.clear();
+    file.seekg(at).read(piece.data(), kPiece);
+    crc = crc32c({piece.data(), static_cast<size_t>(file.gcount())}, crc);
+  }
+  return fmt::format("crc32c:{:08x}", crc);
+}
+
+// The files that decide numbers, by path: those of the model's folder and the chat template.
+Json file_checksums(const TrainConfig& config) {
+  std::vector<std::string> paths;
+  if (!config.data.chat_template.empty()) paths.push_back(config.data.chat_template);
+  if (!config.model.path.empty()) {
+    for (const auto& entry : std::filesystem::directory_iterator(config.model.path)) {
+      const std::string kind = entry.path().extension().string();
+      if (kind == ".json" || kind == ".jinja" || kind == ".safetensors") {
+        paths.push_back(entry.path().string());
+      }
+    }
+  }
+  std::ranges::sort(paths);
+  Json checksums = Json::object();
+  for (const std::string& path : paths) checksums[path] = file_checksum(path);
+  return checksums;
 }
 
 }  // namespace
@@ -73,8 +112,41 @@ Json make_provenance(const ops::Backend& backend, const TrainConfig& config,
   if (config.model.init) p["seeds"]["model_init"] = config.model.init->seed;
   if (!config.data.task.empty()) p["seeds"]["task"] = config.data.task_seed;
   p["data"] = data.provenance();
+  p["files"] = file_checksums(config);
   p["num_steps"] = num_steps;
   return p;
+}
+
+Json read_provenance(const std::string& path, std::string& problem) {
+  try {
+    Json provenance = read_json_file(path);
+    if (!provenance.is_object()) fail(path, "a JSON object is required, but there is none");
+    return provenance;
+  } catch (const Error& error) {
+    problem = error.what();
+    return Json::object();
+  }
+}
+
+void check_same_inputs(const Json& now, const Json& before) {
+  const auto compare = [](const std::string& path, const Json& is, const Json& was) {
+    if (is == was) return;
+    fail(path,
+         "a resumed run must read what it was started with, but the file has changed (its checksum "
+         "was {} and is {}); bring it back, or start a new run in another run.dir",
+         was.dump(), is.dump());
+  };
+  for (const char* part : {"/data/train", "/data/eval"}) {
+    const Json::json_pointer pointer(part);
+    const Json is = now.value(pointer, Json()), was = before.value(pointer, Json());
+    if (is.is_object() && was.is_object()) compare(is["path"], is["checksum"], was["checksum"]);
+  }
+  Json files = before.value("files", Json());
+  if (!files.is_object()) return;
+  files.update(now["files"]);
+  for (const auto& [path, checksum] : files.items()) {
+    compare(path, now["files"].value(path, Json()), before["files"].value(path, Json()));
+  }
 }
 
 void check_same_run(const TrainConfig& now, const std::string& config_path) {

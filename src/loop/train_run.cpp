@@ -15,6 +15,7 @@
 #include "loop/checkpoint.h"
 #include "loop/run_folder.h"
 #include "loop/run_identity.h"
+#include "loop/run_report.h"
 #include "loop/samples.h"
 #include "loop/setup.h"
 #include "model/scoring.h"
@@ -41,7 +42,9 @@ class TrainRun {
 
  private:
   void set_up();
+  void announce();
   void restore();
+  RunResult take_steps();
   void tell(int64_t step, std::string_view kind, const std::string& message);
   observe::MetricList rl_step(int64_t step);
   observe::MetricList sft_step(int64_t step);
@@ -50,9 +53,7 @@ class TrainRun {
   void evaluate_into(observe::MetricList& metrics);
   void save(int64_t steps_done);
   std::string export_result();
-  std::string note(const observe::MetricList& metrics) const;
   void report_reward_failures(int64_t step);
-  void report_skipped_updates(int64_t step, const observe::MetricList& metrics);
 
   ops::Backend& backend_;
   const TrainConfig& config_;
@@ -61,7 +62,8 @@ class TrainRun {
   DataSource data_;
   int64_t num_known_;
   PolicyOptions policy_options_;
-  Json provenance_;
+  Json provenance_;                 // of a resumed run, as it was started
+  std::string provenance_problem_;  // why it could not be read
   std::optional<RunFolder> folder_;
   std::vector<std::unique_ptr<reward::Reward>> rewards_;
   std::optional<Policy> policy_;
@@ -73,6 +75,7 @@ class TrainRun {
   std::optional<observe::Progress> progress_;
   int64_t num_steps_ = 0;
   int64_t first_step_ = 0;
+  int64_t saved_step_ = -1;                        // of the newest checkpoint
   int64_t num_tokens_ = 0;                         // trained on, prompts included
   std::optional<observe::MetricList> unfinished_;  // of a step whose evaluation is still to come
   std::vector<int64_t> reported_failures_;         // by reward
@@ -98,6 +101,9 @@ TrainRun::TrainRun(ops::Backend& backend, const TrainConfig& config, const RunOp
   if (options.resume) {
     folder_ = RunFolder::open(config.run.dir);
     check_same_run(config, folder_->config_path());
+    const Json before = read_provenance(folder_->provenance_path(), provenance_problem_);
+    check_same_inputs(provenance_, before);
+    if (provenance_problem_.empty()) provenance_ = before;
   } else {
     folder_ = RunFolder::create(config.run.dir, print_config(config), provenance_);
   }
@@ -135,8 +141,21 @@ void TrainRun::set_up() {
 void TrainRun::restore() {
   std::vector<std::string> problems;
   const std::optional<CheckpointPlace> place = folder_->newest_whole_checkpoint(problems);
+  if (!place && !problems.empty()) {
+    fail(folder_->checkpoints_path(),
+         "--resume needs a whole checkpoint, but none is: {}; bring one back, or remove the folder "
+         "to start the run again",
+         fmt::join(problems, "; "));
+  }
   for (const std::string& problem : problems) tell(0, "checkpoint_damaged", problem);
   if (place) {
+    if (place->step > num_steps_) {
+      fail_usage(config_.run.dir,
+                 "the run has taken {} steps, but {} steps are asked for; give a train.max_steps "
+                 "of {} or more",
+                 place->step, num_steps_, place->step);
+    }
+    saved_step_ = place->step;
     const Json extra = restore_state(backend_, policy_->model(), *trainer_, place->path);
     try {
       first_step_ = extra.at("steps_done").get<int64_t>();
@@ -154,20 +173,25 @@ void TrainRun::restore() {
   }
   folder_->drop_after(first_step_);
   folder_->write_config(print_config(config_));
-  Json provenance = read_json_file(folder_->provenance_path());
+  if (!provenance_problem_.empty()) {
+    tell(first_step_, "provenance_damaged",
+         provenance_problem_ + "; it is written again, from what the run reads now");
+  }
   const std::string backend = backend_.name();
-  if (const Json before = provenance.value("backend", Json()); before != backend) {
-    provenance["resumed_on"] = backend;
+  if (const Json before = provenance_.value("backend", Json()); before != backend) {
+    provenance_["resumed_on"] = backend;
     tell(first_step_, "backend_changed",
          fmt::format("the run was started on {} and goes on on \"{}\", so that its bytes differ "
                      "from those of a run that never stopped",
                      before.dump(), backend));
   }
-  provenance["num_steps"] = num_steps_;
-  folder_->write_provenance(provenance);
-  events_->write(first_step_, "resume",
-                 place ? "continues from " + place->path
-                       : "no whole checkpoint was found; the run starts again");
+  provenance_["num_steps"] = num_steps_;
+  folder_->write_provenance(provenance_);
+  if (place) {
+    events_->write(first_step_, "resume", "continues from " + place->path);
+  } else {
+    tell(0, "resume", "there is no checkpoint; the run starts again");
+  }
 }
 
 // A warning for the terminal and events.jsonl.
@@ -177,8 +201,25 @@ void TrainRun::tell(int64_t step, std::string_view kind, const std::string& mess
 }
 
 RunResult TrainRun::run() {
-  RunResult result;
-  result.dir = folder_->dir();
+  announce();
+  try {
+    return take_steps();
+  } catch (const std::exception& error) {
+    if (progress_) progress_->finish();
+    log_warning("the run has failed; {}",
+                saved_step_ < 0 ? "it has no checkpoint yet"
+                                : fmt::format("once the cause below is gone, --resume "
+                                              "continues from the checkpoint of step {}",
+                                              saved_step_));
+    try {
+      events_->write(std::max<int64_t>(0, saved_step_), "failed", error.what());
+    } catch (const Error&) {  // as where the disk is full: the first error is told
+    }
+    throw;
+  }
+}
+
+void TrainRun::announce() {
   if (options_.resume) {
     restore();
   } else {
@@ -195,6 +236,11 @@ RunResult TrainRun::run() {
            "is 1; raise train.mini_batches or algorithm.num_iterations to use it");
     }
   }
+}
+
+RunResult TrainRun::take_steps() {
+  RunResult result;
+  result.dir = folder_->dir();
   // A run that starts, or starts again, writes its evaluation before the first step as step 0.
   if (first_step_ == 0 && eval_due(0)) unfinished_.emplace();
   const int64_t last_recorded = unfinished_ ? first_step_ - 1 : first_step_;
@@ -276,8 +322,11 @@ RunResult TrainRun::run() {
     }
     if (!finish(done, metrics)) return stop(done);
     report_reward_failures(done);
-    report_skipped_updates(done, metrics);
-    progress_->update(done, note(metrics));
+    for (const std::string& message : skipped_updates(metrics)) {
+      events_->write(done, "updates_skipped", message);
+      progress_->message("warning: " + message);
+    }
+    progress_->update(done, progress_note(metrics, config_.is_rl()));
     if (step == 0 && config_.is_rl()) {
       progress_->message(
           "note: the policy loss starts near 0 because every ratio is 1 and advantages are "
@@ -392,6 +441,7 @@ void TrainRun::save(int64_t steps_done) {
   folder_->save_checkpoint(steps_done, [&](const std::string& path) {
     save_state(backend_, policy_->model(), *trainer_, extra, path);
   });
+  saved_step_ = steps_done;
   folder_->rotate_checkpoints(config_.train.save_total_limit);
   if (const std::string choices = backend_.choices(); !choices.empty()) {
     write_file_atomically(folder_->choices_path(), choices);
@@ -410,24 +460,6 @@ std::string TrainRun::export_result() {
   });
 }
 
-std::string TrainRun::note(const observe::MetricList& metrics) const {
-  std::string text;
-  for (const auto& [name, label] : {std::pair{"reward", "reward"},
-                                    {"loss", "loss"},
-                                    {"entropy", "entropy"},
-                                    {"grad_norm", "grad"},
-                                    {"calibration/low", "L"},
-                                    {"calibration/high", "H"},
-                                    {"eval/reward", "eval"},
-                                    {"eval/loss", "eval loss"}}) {
-    if (config_.is_rl() && std::string_view(name) == "loss") continue;
-    for (const auto& [key, value] : metrics) {
-      if (key == name) text += fmt::format("{}{} {:.3g}", text.empty() ? "" : "  ", label, value);
-    }
-  }
-  return text;
-}
-
 void TrainRun::report_reward_failures(int64_t step) {
   reported_failures_.resize(rewards_.size());
   for (size_t f = 0; f < rewards_.size(); ++f) {
@@ -440,19 +472,6 @@ void TrainRun::report_reward_failures(int64_t step) {
     events_->write(step, "reward_failed", message);
     progress_->message("warning: " + message);
     reported_failures_[f] = failures.num_failed_samples;
-  }
-}
-
-void TrainRun::report_skipped_updates(int64_t step, const observe::MetricList& metrics) {
-  for (const auto& [name, value] : metrics) {
-    const bool non_finite = name == "skipped_updates/non_finite";
-    if (!non_finite && name != "skipped_updates/no_tokens") continue;
-    const std::string message = fmt::format(
-        "{} of the step's updates changed nothing: {}", value,
-        non_finite ? "the loss or a gradient was not finite; a lower optim.learning_rate may help"
-                   : "masks left no token to learn from");
-    events_->write(step, "updates_skipped", message);
-    progress_->message("warning: " + message);
   }
 }
 

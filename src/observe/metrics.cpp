@@ -63,6 +63,13 @@ void drop_steps_after(const std::string& path, int64_t last_step) {
 JsonLinesFile::JsonLinesFile(std::string path) : path_(std::move(path)) {
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (file_ < 0) fail(path_, "the file cannot be written: {}", std::strerror(errno));
+  // What a killed process left of a line would swallow the next.
+  if (!std::filesystem::is_regular_file(path_)) return;
+  const std::string content = read_file(path_);
+  const size_t num_whole = content.rfind('\n') + 1;  // npos + 1 = 0
+  if (num_whole < content.size() && ::ftruncate(file_, static_cast<off_t>(num_whole)) != 0) {
+    fail(path_, "a broken last line cannot be taken off: {}", std::strerror(errno));
+  }
 }
 
 JsonLinesFile::~JsonLinesFile() { ::close(file_); }

@@ -15,8 +15,8 @@ namespace octet::observe {
 // Metrics by name, in the order they are reported. What nobody computed is absent, not 0.
 using MetricList = std::vector<std::pair<std::string, double>>;
 
-// A file opened for appending; each line reaches the operating system at once. Throws Error where
-// it cannot be written.
+// A file opened for appending; what stands behind its last line feed is taken off, and each line
+// reaches the operating system at once. Throws Error where it cannot be written.
 class JsonLinesFile {
  public:
   explicit JsonLinesFile(std::string path);

@@ -153,6 +153,98 @@ TEST(TrainResume, ADamagedCheckpointIsPassedOver) {
   expect_equal_runs(whole, run);
 }
 
+TEST(TrainResume, DamagedCheckpointsAloneEndIt) {
+  const Trainer trainer;
+  const std::string run = trainer.trained("run", {"train.save_steps=2"});
+  const std::string metrics = read_text(run + "/metrics.jsonl");
+  for (const char* step : {"step-000002", "step-000004"}) {
+    fs::remove(run + "/checkpoints/" + step + "/state.json");
+  }
+  // Starting again would take away what may still be mended.
+  const Outcome refused = trainer.train("run", {"train.save_steps=2", "--resume"});
+  expect_message(refused, 1,
+                 {"step-000002: state.json is missing", "step-000004: state.json is missing",
+                  run + "/checkpoints", "whole"});
+  EXPECT_EQ(read_text(run + "/metrics.jsonl"), metrics);
+  EXPECT_TRUE(fs::exists(run + "/checkpoints/step-000004/state.safetensors"));
+  // Without any it starts again, and says so.
+  fs::remove_all(run + "/checkpoints");
+  const Outcome again = trainer.train("run", {"train.save_steps=2", "--resume"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_NE(again.err.find("starts again"), std::string::npos) << again.err;
+}
+
+TEST(TrainResume, ChangedInputsAreRefused) {
+  const TextModel model;
+  const Trainer trainer("[model]\npath = \"" + model.path() + "\"\nmax_seq_length = 24\n" +
+                        kTinyConfig.substr(kTinyConfig.find("[reward]")));
+  const std::string rows = trainer.path("rows.jsonl");
+  write_text(rows, "{\"prompt\":\"1+2=\"}\n");
+  write_text(trainer.path("template"), "{{ messages[0].content }}");
+  const Arguments data = {"data.train=" + rows, "data.eval=" + rows,
+                          "data.chat_template=" + trainer.path("template")};
+  const std::string run = trainer.trained("run", data + Arguments{"train.max_steps=1"});
+  const std::string metrics = read_text(run + "/metrics.jsonl");
+  for (const std::string& path :
+       {rows, trainer.path("template"), model.path() + "/tokenizer.json",
+        model.path() + "/model.safetensors", model.path() + "/generation_config.json"}) {
+    const std::string before = read_text(path);
+    std::string after = before;
+    if (path.ends_with(".safetensors")) {
+      after[after.size() - 2] ^= 1;
+    } else {
+      after += '\n';
+    }
+    write_text(path, after);
+    expect_message(trainer.train("run", data + Arguments{"--resume"}), 1,
+                   {path, "changed", "run.dir"});
+    EXPECT_EQ(read_text(run + "/metrics.jsonl"), metrics);
+    write_text(path, before);
+  }
+  trainer.trained("run", data + Arguments{"--resume"});
+}
+
+TEST(TrainResume, ADamagedProvenanceIsWrittenAgain) {
+  const Trainer trainer;
+  const std::string run = trainer.trained("run", {"train.max_steps=2"});
+  const Json before = Json::parse(read_text(run + "/provenance.json"));
+  for (const bool removed : {true, false}) {
+    write_text(run + "/provenance.json", "{\"data\":");
+    if (removed) fs::remove(run + "/provenance.json");
+    const Outcome resumed = trainer.train("run", {"train.max_steps=2", "--resume"});
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_NE(resumed.err.find("provenance.json"), std::string::npos) << resumed.err;
+    EXPECT_TRUE(has_event(run, "provenance_damaged", "provenance.json"));
+    EXPECT_EQ(Json::parse(read_text(run + "/provenance.json")), before);
+  }
+}
+
+TEST(TrainResume, FewerStepsThanTakenAreRefused) {
+  const Trainer trainer;
+  const std::string run = trainer.trained("run", {"train.max_steps=3"});
+  const std::string config = read_text(run + "/config.toml");
+  expect_message(trainer.train("run", {"train.max_steps=2", "--resume"}), 2,
+                 {run, "2 steps", "3", "train.max_steps"});
+  EXPECT_EQ(read_text(run + "/config.toml"), config);
+}
+
+TEST(TrainResume, AFailureIsToldInTheEvents) {
+  const Trainer trainer;
+  const Arguments arguments = {"train.save_steps=1"};
+  const std::string whole = trainer.trained("whole", arguments);
+  const std::string run = trainer.trained("run", arguments + Arguments{"train.max_steps=1"});
+  // A file where a folder is to be made.
+  fs::remove_all(run + "/completions");
+  write_text(run + "/completions", "");
+  const Outcome failed = trainer.train("run", arguments + Arguments{"--resume"});
+  expect_message(failed, 1, {run + "/completions", "--resume", "step 1"});
+  EXPECT_TRUE(has_event(run, "failed", "completions"));
+  EXPECT_FALSE(has_event(run, "done", "step-000002"));
+  fs::remove(run + "/completions");
+  trainer.trained("run", arguments + Arguments{"--resume"});
+  EXPECT_EQ(values_of(whole, "reward"), values_of(run, "reward"));
+}
+
 TEST(TrainResume, AFinishedRunMayGoOn) {
   const Trainer trainer;
   const Arguments constant = {"optim.lr_scheduler_type=constant"};

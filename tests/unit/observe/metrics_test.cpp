@@ -107,6 +107,17 @@ TEST(Events, OneObjectPerLine) {
   EXPECT_EQ(parse_json(lines[1], "line 2")["rule"], "entropy");
 }
 
+TEST(Events, ABrokenLastLineIsTakenOff) {
+  for (const std::string before : {"", "{\"step\":1}\n"}) {
+    const std::string path = scratch("events.jsonl");
+    write_file_atomically(path, before + "{\"time\":\"2026");
+    EventsFile(path).write(2, "resume", "goes on");
+    const std::string content = read_file(path);
+    ASSERT_EQ(content.substr(0, before.size()), before);
+    EXPECT_EQ(Json::parse(content.substr(before.size()))["step"], 2);
+  }
+}
+
 TEST(Completions, GarbledTextAndMissingRewardsAreKept) {
   const std::string folder = scratch("completions");
   CompletionRecord record{.prompt = "1+1=",
