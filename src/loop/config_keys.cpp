@@ -201,8 +201,8 @@ std::vector<Key> algorithm_keys() {
        "Optimiser updates that share a step's samples (TRL: `steps_per_generation`).",
        between(1, 65536)},
       {"train.micro_batch_tokens", AT(train.micro_batch_tokens), "Octet",
-       "Most tokens of one forward and backward; a longer sequence goes alone. Memory, not "
-       "results.",
+       "Most tokens of one forward and backward; a longer sequence goes alone. A matter of memory, "
+       "and of the rounding of sums.",
        between(1, 1 << 24)},
       {"train.max_steps", AT(train.max_steps), "TRL", "Steps; 0: as `num_train_epochs` says.",
        between(0, kMostSteps)},

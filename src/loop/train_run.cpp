@@ -472,6 +472,10 @@ void TrainRun::report_reward_failures(int64_t step) {
     events_->write(step, "reward_failed", message);
     progress_->message("warning: " + message);
     reported_failures_[f] = failures.num_failed_samples;
+    if (!failures.given_up) continue;
+    save(step);
+    fail("reward.command", "it must answer, but is {}; mend it, and continue with --resume",
+         failures.last_reason);
   }
 }
 

@@ -42,7 +42,7 @@ std::string quote_non_finite(std::string_view line) {
         if (line.substr(i).starts_with(name)) length = name.size();
       }
       if (length > 0) {
-        result += "\"non-finite\"";
+        result += "\"NaN or Infinity\"";
         i += length;
         continue;
       }
@@ -82,6 +82,7 @@ struct ExternalCommand::State {
     if (process.ready()) return "";
     process.stop();
     if (started_before && restarts_in_a_row >= options.max_restarts) {
+      failures.given_up = true;
       return fmt::format("given up after {} restarts without a good answer", restarts_in_a_row);
     }
     if (started_before) ++restarts_in_a_row;
@@ -114,7 +115,7 @@ struct ExternalCommand::State {
         ++failures.num_bad_values;
         ++failures.num_failed_samples;
         failures.last_reason = fmt::format("the reward of sample {} is no finite number: {}", i,
-                                           excerpt(values[i].dump()));
+                                           values[i].dump().substr(0, 80));
       }
     }
     return "";

@@ -34,6 +34,7 @@ struct RewardFailures {
   int64_t num_bad_values = 0;      // samples whose value was no finite number (null is no failure)
   int64_t num_failed_samples = 0;  // samples left without a reward by any of the above
   std::string last_reason;
+  bool given_up = false;  // no further sample gets a reward
 };
 
 class Reward {

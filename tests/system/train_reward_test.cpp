@@ -2,6 +2,7 @@
 #include <cmath>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "system/train_support.h"
@@ -122,6 +123,24 @@ TEST(TrainReward, TheRunRecovers) {
                                                 answers("{\"rewards\":[" + kSixteen + "]}"));
   EXPECT_EQ(values_of(run, "rewards/missing"), std::vector<double>{16.0});
   EXPECT_EQ(values_of(run, "reward"), std::vector<double>{0.5});
+}
+
+TEST(TrainReward, ACommandThatIsGivenUpEndsTheRun) {
+  const Trainer trainer;
+  const Arguments more = kShort + Arguments{"train.max_steps=30", "train.save_steps=0"};
+  const Outcome ended =
+      trainer.train("run", more + trainer.reward_script("reward.sh", "read -r line; exit 7\n"));
+  expect_message(ended, 1, {"[reward.command]", "given up", "--resume"});
+  const std::string run = trainer.path("run");
+  EXPECT_TRUE(has_event(run, "failed", "given up"));
+  const size_t num_steps = values_of(run, "rewards/missing").size();
+  EXPECT_LE(num_steps, 12u);
+  // Nothing is lost: mended, the run goes on.
+  trainer.trained(
+      "run", more + Arguments{"--resume"} +
+                 trainer.reward_script("reward.sh", answers("{\"rewards\":[" + kSixteen + "]}")));
+  EXPECT_TRUE(has_event(run, "resume", fmt::format("{:06}", num_steps)));
+  EXPECT_EQ(values_of(run, "reward").size(), 30 - num_steps);
 }
 
 TEST(TrainReward, EqualRewardsTeachNothing) {

@@ -138,6 +138,7 @@ TEST_F(ExternalCommandTest, GivesUpAfterRestartsInARow) {
   EXPECT_EQ(reward->failures().num_crashes, 6);
   EXPECT_EQ(reward->failures().num_failed_samples, 12);
   EXPECT_NE(reward->failures().last_reason.find("given up"), std::string::npos);
+  EXPECT_TRUE(reward->failures().given_up);
 }
 
 TEST_F(ExternalCommandTest, AProgramThatEndsAfterEachAnswerIsStartedAgain) {
