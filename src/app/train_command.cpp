@@ -72,12 +72,12 @@ int run_train(const TrainArguments& arguments) {
     print_curve(result.dir, "calibration/high", columns);
   }
   const bool lora = config.lora.has_value();
-  fmt::print(
-      "\nresults: {0}/ (metrics.jsonl, events.jsonl, completions/, checkpoints/)\n{1}: {2}\n",
-      result.dir, lora ? "adapter" : "model", result.export_dir);
-  fmt::print("next:    octet generate --model {} {}\"{}\"\n",
-             lora ? config.model.path : result.export_dir,
-             lora ? fmt::format("--adapter {} ", result.export_dir) : "",
+  const bool completions = config.is_rl() && config.train.log_completions_steps > 0;
+  fmt::print("\nresults: {}/ (metrics.jsonl, events.jsonl, {}checkpoints/)\n{}: {}\n", result.dir,
+             completions ? "completions/, " : "", lora ? "adapter" : "model", result.export_dir);
+  const std::string folder = shell_word(result.export_dir);
+  fmt::print("next:    octet generate --model {} \"{}\"\n",
+             lora ? fmt::format("{} --adapter {}", shell_word(config.model.path), folder) : folder,
              config.data.task.empty() ? "…" : "47+85=");
   return 0;
 }

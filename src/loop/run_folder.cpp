@@ -134,8 +134,13 @@ RunFolder RunFolder::create(const std::string& dir, const std::string& config_to
          "name another run.dir, or remove the folder",
          fs::exists(run.config_path()) ? "another run" : "other files");
   }
-  run.write_config(config_toml);
-  run.write_provenance(provenance);
+  try {
+    run.write_config(config_toml);
+    run.write_provenance(provenance);
+  } catch (...) {
+    run.discard();
+    throw;
+  }
   return run;
 }
 

@@ -248,5 +248,17 @@ TEST(TrainRun, RowsOfAFileThroughTheChatTemplate) {
   EXPECT_LT(loss[1], loss[0]);
 }
 
+TEST(TrainRun, WhatToTypeNextIsAsAShellReadsIt) {
+  const Trainer trainer;
+  const Arguments one = {"train.max_steps=1"};
+  const Outcome rl = trainer.train("my run", one);
+  ASSERT_EQ(rl.exit_code, 0) << rl.err;
+  EXPECT_NE(rl.out.find("--model '" + trainer.path("my run/model") + "' "), std::string::npos)
+      << rl.out;
+  EXPECT_NE(rl.out.find("completions/"), std::string::npos);
+  // Only what is there is named.
+  EXPECT_EQ(trainer.train("sft", kSft + one).out.find("completions/"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace octet::test

@@ -77,6 +77,12 @@ TEST_F(RunFolderTest, AFileInTheWayIsNamed) {
   EXPECT_NE(message([&] { create("other"); }).find("other files"), std::string::npos);
 }
 
+TEST_F(RunFolderTest, AFolderThatCannotBeFilledIsTakenBack) {
+  // Bytes that are no UTF-8 end the second file, as a full disk would.
+  EXPECT_ANY_THROW(RunFolder::create(path("runs/b"), "[run]\n", Json{{"version", "\xff"}}));
+  EXPECT_FALSE(fs::exists(path("runs/b")));
+}
+
 TEST_F(RunFolderTest, CheckpointsComeNewestFirstAndRotate) {
   const RunFolder run = create();
   for (const int64_t step : {20, 1000000, 100, 3}) save(run, step, "x");
