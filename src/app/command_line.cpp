@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "app/backend_choice.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/strings.h"
@@ -172,12 +173,50 @@ Run define_doctor(CLI::App& command) {
   return [arguments] { return run_doctor(*arguments); };
 }
 
+using Flags = std::vector<std::string>;
+
+// The flags that a bench uses there, besides those of the device; none where there is no such
+// bench.
+Flags bench_flags(const std::string& what, bool cuda) {
+  Flags flags;
+  const auto add = [&](const Flags& more) { flags.insert(flags.end(), more.begin(), more.end()); };
+  if (what == "limits" || what == "attention" || what == "rollout" || (what == "gemm" && !cuda)) {
+    add({"--json"});
+  }
+  if (what == "attention" || (what == "gemm" && cuda)) add({"--shape"});
+  if (what == "gemm" && cuda) add({"--batch-tokens"});
+  if (what == "load") add({"--folder"});
+  if (what == "rollout" || what == "exactness" || what == "load") {
+    add({"--shape", "--layers", "--flow", "--load-in-fp8"});
+  }
+  if (what == "rollout" || what == "exactness") {
+    add({"--kv-cache-dtype", "--lora-rank", "--prompts", "--n", "--prompt-tokens", "--new-tokens",
+         "--batch-tokens", "--max-num-seqs", "--kv-tokens", "--repeat", "--remap"});
+  }
+  if (cuda && !flags.empty()) add({"--inexact"});
+  return flags;
+}
+
+// A flag that was given and that the bench would ignore is an error.
+void check_bench_flags(const std::vector<CLI::Option*>& options, const std::string& what,
+                       bool cuda) {
+  const Flags used = bench_flags(what, cuda);
+  if (used.empty()) return;  // run_bench names those that there are
+  for (const CLI::Option* option : options) {
+    const std::string flag = option->get_name();
+    if (option->count() == 0 || std::ranges::find(used, flag) != used.end()) continue;
+    fail_usage(flag, "bench {} on {} does not use it; leave it out, or choose of {}", what,
+               cuda ? "CUDA" : "the CPU", fmt::join(used, ", "));
+  }
+}
+
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
   arguments->device.threads = 1;
   command
       .add_option("what", arguments->what, "limits | gemm | attention | rollout | exactness | load")
       ->required();
+  const size_t num_common = command.get_options().size();
   const auto number = [&](const char* flag, int64_t& to, const char* text) {
     command.add_option(flag, to, text)->capture_default_str();
   };
@@ -207,14 +246,20 @@ Run define_bench(CLI::App& command) {
   command.add_flag("--json", arguments->json, "write JSON instead of a table");
   command.add_flag("--inexact", arguments->device.inexact_products,
                    "on CUDA any matrix product, whatever its rows: what exactness costs");
+  std::vector<CLI::Option*> options = command.get_options();
+  options.erase(options.begin(), options.begin() + static_cast<ptrdiff_t>(num_common));
   add_device_options(command, arguments->device);
   command.footer(
+      "A flag that a bench does not use on the device is an error that names those it uses.\n\n"
       "Example:\n  octet bench gemm --threads 1\n"
       "  octet bench gemm --device cuda:0 --shape qwen3-8b --batch-tokens 64\n"
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256\n"
       "  octet bench load --shape qwen3-8b --folder /dev/shm/qwen3-8b");
-  return [arguments] { return run_bench(*arguments); };
+  return [arguments, options] {
+    check_bench_flags(options, arguments->what, uses_cuda(arguments->device));
+    return run_bench(*arguments);
+  };
 }
 
 Run define_train(CLI::App& command) {

@@ -17,6 +17,26 @@ TEST(Bench, LimitsAreMeasured) {
   }
 }
 
+// Each with a flag that some other bench, or the same on CUDA, uses.
+TEST(Bench, AFlagThatIsNotUsedIsAnError) {
+  const auto rejects = [](const Arguments& more) {
+    const Outcome outcome = octet(Arguments{"bench", "--device", "cpu"} + more);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.out;
+    EXPECT_NE(outcome.err.find("[" + more[1] + "] bench " + more[0] + " on the CPU"),
+              std::string::npos)
+        << outcome.err;
+  };
+  rejects({"gemm", "--shape", "smollm2-135m"});
+  rejects({"gemm", "--layers", "1"});
+  rejects({"gemm", "--batch-tokens", "8"});
+  rejects({"limits", "--shape", "smollm2-135m"});
+  rejects({"attention", "--layers", "1"});
+  rejects({"exactness", "--json"});
+  rejects({"rollout", "--inexact"});
+  rejects({"rollout", "--folder", "/nowhere"});
+  rejects({"load", "--lora-rank", "4", "--folder", "/nowhere"});
+}
+
 // One layer of SmolLM2's shape, one prompt of 8 tokens and two new ones: the limit by hand.
 TEST(Bench, ARolloutsLimitIsWhatItMustReadAndMultiply) {
   const Outcome outcome =

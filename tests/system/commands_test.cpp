@@ -84,10 +84,10 @@ TEST(Commands, AShapeStandsForAModel) {
 }
 
 TEST(Commands, BenchRolloutKeepsItsPlan) {
-  const std::vector<std::string> small = {"--device", "cpu", "--shape",        "smollm2-135m",
-                                          "--layers", "1",   "--batch-tokens", "64"};
+  const Arguments small = {"--device", "cpu", "--shape", "smollm2-135m", "--layers", "1"};
   const Arguments rollout = {"bench",        "rollout", "--prompts", "2", "--prompt-tokens", "20",
-                             "--new-tokens", "3",       "--repeat",  "3", "--remap"};
+                             "--new-tokens", "3",       "--repeat",  "3", "--batch-tokens",  "64",
+                             "--remap"};
   const Outcome outcome = octet(rollout + small);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   for (const char* words :
