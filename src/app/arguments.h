@@ -86,7 +86,8 @@ struct DoctorArguments {
 struct BenchArguments {
   std::string what;  // "limits" | "gemm" | "attention" | "rollout" | "exactness" | "load"
   bool json = false;
-  // rollout, exactness
+  // rollout, exactness; the defaults of a GPU, of which the command line makes smaller ones on a
+  // CPU
   std::string shape = "qwen3-8b";
   int64_t num_layers = 0;  // 0: the shape's
   std::string flow = "fp8_lora";

@@ -210,6 +210,10 @@ void check_bench_flags(const std::vector<CLI::Option*>& options, const std::stri
   }
 }
 
+// Where no others are given: of these a rollout takes a CPU seconds.
+constexpr const char* kCpuShape = "smollm2-135m";
+constexpr int64_t kCpuPrompts = 4, kCpuTokens = 64;
+
 Run define_bench(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments>();
   arguments->device.threads = 1;
@@ -217,10 +221,11 @@ Run define_bench(CLI::App& command) {
       .add_option("what", arguments->what, "limits | gemm | attention | rollout | exactness | load")
       ->required();
   const size_t num_common = command.get_options().size();
-  const auto number = [&](const char* flag, int64_t& to, const char* text) {
+  const auto number = [&](const char* flag, int64_t& to, const std::string& text) {
     command.add_option(flag, to, text)->capture_default_str();
   };
-  command.add_option("--shape", arguments->shape, "a known model's, such as qwen3-8b")
+  const auto on_cpu = [](auto value) { return fmt::format("; on a CPU by default {}", value); };
+  command.add_option("--shape", arguments->shape, "a known model's" + on_cpu(kCpuShape))
       ->capture_default_str();
   command.add_option("--flow", arguments->flow, "bf16 | fp8_lora | fp8_full")
       ->capture_default_str();
@@ -230,10 +235,10 @@ Run define_bench(CLI::App& command) {
       ->capture_default_str();
   number("--layers", arguments->num_layers, "0: as the shape has");
   number("--lora-rank", arguments->lora_rank, "0: no adapter");
-  number("--prompts", arguments->num_prompts, "prompts");
+  number("--prompts", arguments->num_prompts, "prompts" + on_cpu(kCpuPrompts));
   number("--n", arguments->num_samples, "samples of each prompt");
-  number("--prompt-tokens", arguments->prompt_tokens, "tokens of a prompt");
-  number("--new-tokens", arguments->new_tokens, "tokens of a sample");
+  number("--prompt-tokens", arguments->prompt_tokens, "tokens of a prompt" + on_cpu(kCpuTokens));
+  number("--new-tokens", arguments->new_tokens, "tokens of a sample" + on_cpu(kCpuTokens));
   number("--batch-tokens", arguments->batch_tokens,
          "new tokens of one step, or of a product of gemm, at most");
   number("--max-num-seqs", arguments->max_sequences, "running at once; 0: all");
@@ -256,8 +261,18 @@ Run define_bench(CLI::App& command) {
       "  octet bench rollout --shape qwen3-8b --prompts 256\n"
       "  octet bench exactness --shape qwen3-8b --layers 4 --new-tokens 256\n"
       "  octet bench load --shape qwen3-8b --folder /dev/shm/qwen3-8b");
-  return [arguments, options] {
-    check_bench_flags(options, arguments->what, uses_cuda(arguments->device));
+  return [arguments, options, &command] {
+    const bool cuda = uses_cuda(arguments->device);
+    check_bench_flags(options, arguments->what, cuda);
+    if (!cuda) {
+      const auto default_to = [&](const char* flag, auto value, auto& to) {
+        if (command.count(flag) == 0) to = value;
+      };
+      default_to("--shape", kCpuShape, arguments->shape);
+      default_to("--prompts", kCpuPrompts, arguments->num_prompts);
+      default_to("--prompt-tokens", kCpuTokens, arguments->prompt_tokens);
+      default_to("--new-tokens", kCpuTokens, arguments->new_tokens);
+    }
     return run_bench(*arguments);
   };
 }

@@ -37,6 +37,14 @@ TEST(Bench, AFlagThatIsNotUsedIsAnError) {
   rejects({"load", "--lora-rank", "4", "--folder", "/nowhere"});
 }
 
+TEST(Bench, DefaultsOnACpuAreSmall) {
+  const Outcome outcome = octet({"bench", "exactness", "--device", "cpu", "--layers", "1"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  for (const char* words : {"smollm2-135m, layers 1", "4 prompts x 1 samples, 64 + 64 tokens"}) {
+    EXPECT_NE(outcome.out.find(words), std::string::npos) << outcome.out;
+  }
+}
+
 // One layer of SmolLM2's shape, one prompt of 8 tokens and two new ones: the limit by hand.
 TEST(Bench, ARolloutsLimitIsWhatItMustReadAndMultiply) {
   const Outcome outcome =
