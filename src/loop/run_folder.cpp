@@ -25,7 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kManifest = "manifest.json";
-constexpr const char* kAside = ".tmp";
+constexpr const char* kAside = ".tmp";  // being filled
+constexpr const char* kOld = ".old";    // being replaced
 
 void make_folder(const std::string& path) {
   std::error_code error;
@@ -75,7 +76,15 @@ void write_manifest(const std::string& folder) {
   write_file_atomically(folder + "/" + kManifest, Json{{"files", files}}.dump(1) + "\n");
 }
 
-// Fills PATH.tmp and puts it in place of PATH.
+// What was being replaced at `path` comes back where its successor is not in place yet.
+void settle(const std::string& path) {
+  const std::string old = path + kOld;
+  if (fs::exists(old) && !fs::exists(path)) fs::rename(old, path);
+  remove_all(old);
+}
+
+// Fills PATH.tmp and puts it in place of PATH, which stays as PATH.old until then: whenever the
+// process is killed, settle() finds one of the two whole.
 std::string save_aside(const std::string& path, bool with_manifest,
                        const std::function<void(const std::string&)>& fill) {
   const std::string aside = path + kAside;
@@ -86,14 +95,16 @@ std::string save_aside(const std::string& path, bool with_manifest,
     if (with_manifest) write_manifest(aside);
     for (const auto& entry : fs::recursive_directory_iterator(aside)) sync(entry.path().string());
     sync(aside);
-    remove_all(path);
+    settle(path);
+    if (fs::exists(path)) fs::rename(path, path + kOld);
     fs::rename(aside, path);
+    sync(fs::path(path).parent_path().string());
   } catch (...) {
     std::error_code ignored;
     fs::remove_all(aside, ignored);
     throw;
   }
-  sync(fs::path(path).parent_path().string());
+  settle(path);
   return path;
 }
 
@@ -150,8 +161,14 @@ RunFolder RunFolder::open(const std::string& dir) {
     fail(dir, "--resume needs the folder of an earlier run, but there is no config.toml in it");
   }
   run.lock();
-  remove_all(run.model_path() + kAside);
+  for (const char* name : {"/model", "/adapter"}) {
+    remove_all(dir + name + kAside);
+    settle(dir + name);
+  }
   for (const auto& [step, path] : steps_in(run.checkpoints_path(), kAside)) remove_all(path);
+  for (const auto& [step, path] : steps_in(run.checkpoints_path(), kOld)) {
+    settle(path.substr(0, path.size() - std::string_view(kOld).size()));
+  }
   return run;
 }
 

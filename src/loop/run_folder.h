@@ -27,7 +27,7 @@ class RunFolder {
   static RunFolder create(const std::string& dir, const std::string& config_toml,
                           const Json& provenance);
   // Opens the folder of an earlier run, to resume it. Error where there is none. What an
-  // interrupted write left aside is removed.
+  // interrupted write left aside is removed, and what it was replacing comes back.
   static RunFolder open(const std::string& dir);
 
   RunFolder(RunFolder&& other) noexcept;
@@ -52,7 +52,8 @@ class RunFolder {
 
   // Writes a checkpoint whole or not at all: `fill` writes files into a folder aside, then
   // manifest.json gets each file's size and CRC-32C, all is synced and the folder renamed into
-  // place. Where `fill` throws nothing is left. Returns the checkpoint's path.
+  // place. One of the same step goes only then. Where `fill` throws nothing is left. Returns the
+  // checkpoint's path.
   std::string save_checkpoint(int64_t step,
                               const std::function<void(const std::string& folder)>& fill) const;
 

@@ -1,10 +1,12 @@
 #include "loop/run_folder.h"
 
+#include <csignal>
 #include <filesystem>
 #include <stdexcept>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -113,6 +115,49 @@ TEST_F(RunFolderTest, ASaveThatFailsLeavesNoTrace) {
   EXPECT_FALSE(fs::exists(run.checkpoints_path() + "/step-000020.tmp"));
   save(run, 20, "new");
   EXPECT_EQ(read_file(run.checkpoints_path() + "/step-000020/weights.bin"), "new");
+}
+
+// Killed at any time while it replaces a checkpoint by another of the same step, a process leaves
+// one of the two.
+TEST_F(RunFolderTest, AKillWhileACheckpointIsReplacedLosesNone) {
+  save(create(), 20, "first");
+  for (int kill_count = 0; kill_count < 60; ++kill_count) {
+    int ready[2];
+    ASSERT_EQ(::pipe(ready), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const RunFolder run = RunFolder::open(path("runs/a"));
+      for (bool told = false; true; told = true) {
+        save(run, 20, "again");
+        if (!told && ::write(ready[1], "x", 1) != 1) ::_exit(1);
+      }
+    }
+    char byte = 0;
+    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+    ::usleep(static_cast<useconds_t>(137 * kill_count));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ::close(ready[0]);
+    ::close(ready[1]);
+    std::vector<std::string> problems;
+    const auto whole = RunFolder::open(path("runs/a")).newest_whole_checkpoint(problems);
+    ASSERT_TRUE(whole && problems.empty()) << fmt::format("{}", fmt::join(problems, "; "));
+  }
+}
+
+// Where the moment between the two renames is the last one.
+TEST_F(RunFolderTest, WhatWasBeingReplacedComesBack) {
+  const std::string place = save(create(), 20, "old");
+  fs::rename(place, place + ".old");
+  fs::create_directories(path("runs/a/adapter.old"));
+  fs::create_directories(path("runs/a/model.old"));
+  fs::create_directories(path("runs/a/model"));
+  const RunFolder run = RunFolder::open(path("runs/a"));
+  EXPECT_EQ(checkpoint_problem(place), "");
+  EXPECT_TRUE(fs::exists(path("runs/a/adapter")));
+  for (const char* name : {"adapter.old", "model.old", "checkpoints/step-000020.old"}) {
+    EXPECT_FALSE(fs::exists(path("runs/a/") + name)) << name;
+  }
 }
 
 TEST_F(RunFolderTest, ADamagedCheckpointIsReportedAndPassedOver) {
