@@ -61,8 +61,11 @@ void remap_pool(ops::Backend& backend, loop::Policy& policy, const std::function
   verdict.good = verdict.good && good;
 }
 
-double percent_off(int64_t measured, int64_t planned) {
-  return 100.0 * (static_cast<double>(measured) / static_cast<double>(planned) - 1);
+// In per cent, with its sign but where it rounds to 0.
+std::string percent_off(int64_t measured, int64_t planned) {
+  const double percent = 100.0 * (static_cast<double>(measured) / static_cast<double>(planned) - 1);
+  const std::string text = fmt::format("{:+.2f}", percent);
+  return text.substr(1) == "0.00" ? text.substr(1) : text;
 }
 
 }  // namespace
@@ -90,10 +93,10 @@ MemoryVerdict check_memory(ops::Backend& backend, loop::Policy& policy,
   if (checks.remap) remap_pool(backend, policy, again, verdict);
   const int64_t planned = loop::plan_total(plan);
   const int64_t peak = backend.allocator().peak_bytes(), device_peak = backend.device_peak_bytes();
-  verdict.text += fmt::format(
-      "  memory plan:\n{}  peak: allocator {} ({:+.2f} % of the plan), device {} ({:+.2f} %)",
-      loop::format_plan(plan), format_bytes(peak), percent_off(peak, planned),
-      format_bytes(device_peak), percent_off(device_peak, planned));
+  verdict.text +=
+      fmt::format("  memory plan:\n{}  peak: allocator {} ({} % of the plan), device {} ({} %)",
+                  loop::format_plan(plan), format_bytes(peak), percent_off(peak, planned),
+                  format_bytes(device_peak), percent_off(device_peak, planned));
   return verdict;
 }
 

@@ -40,6 +40,7 @@ TEST(Bench, AFlagThatIsNotUsedIsAnError) {
 TEST(Bench, DefaultsOnACpuAreSmall) {
   const Outcome outcome = octet({"bench", "exactness", "--device", "cpu", "--layers", "1"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.out.find("-0.00 %"), std::string::npos) << outcome.out;
   for (const char* words : {"smollm2-135m, layers 1", "4 prompts x 1 samples, 64 + 64 tokens"}) {
     EXPECT_NE(outcome.out.find(words), std::string::npos) << outcome.out;
   }
