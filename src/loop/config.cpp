@@ -129,13 +129,23 @@ class Reader {
     const std::string value(trim(std::string_view(text).substr(equals + 1)));
     if (!is_valid_utf8(text)) fail_usage(where, "an override must be valid UTF-8");
     toml::table parsed;
+    std::string problem;
     try {
       parsed = toml::parse("value = " + value);
-    } catch (const toml::parse_error&) {
+    } catch (const toml::parse_error& error) {
+      problem = error.description();
     }
     const Key* key = find_key(name);
     const bool text_wanted =
         key != nullptr && std::holds_alternative<std::string& (*)(TrainConfig&)>(key->field);
+    const bool number_wanted =
+        key != nullptr && (std::holds_alternative<int64_t& (*)(TrainConfig&)>(key->field) ||
+                           std::holds_alternative<double& (*)(TrainConfig&)>(key->field));
+    if (number_wanted && !problem.empty() && !value.empty() &&
+        value.find_first_not_of("+-0123456789") == std::string::npos) {
+      fail_usage(where, "\"{}\" must be a number in TOML, of 64 bits where it is whole: {}", name,
+                 problem);
+    }
     const toml::node* node = parsed.size() == 1 ? parsed.get("value") : nullptr;
     // A bare word, and a path such as 2026 for a key that is text.
     const bool bare = node == nullptr || (text_wanted && !node->is_string() &&

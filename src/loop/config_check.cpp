@@ -42,6 +42,7 @@ class Checker {
     if (c_.run.dir.empty()) {
       fail_usage(place({"run.dir"}), "run.dir must name a folder, but is empty");
     }
+    while (c_.run.dir.size() > 1 && c_.run.dir.ends_with('/')) c_.run.dir.pop_back();
     if (!is_given("algorithm.loss_type") && !c_.is_rl()) c_.algorithm.loss_type = "sft";
     if (!is_given("algorithm.scale_rewards") && c_.algorithm.loss_type == "dr_grpo") {
       c_.algorithm.scale_rewards = "none";

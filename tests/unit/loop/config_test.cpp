@@ -110,6 +110,10 @@ TEST(Config, OverridesTakeTomlValuesAndBareWords) {
   EXPECT_TRUE(says(refusal(kBase, {"train.max_steps=three"}), {"an integer", "a string"}));
   // A value cannot smuggle in a second key.
   EXPECT_EQ(parse("", {"run.dir=\"x\"\ntrain = 1"}).run.dir, "\"x\"\ntrain = 1");
+  for (const char* seed : {"9223372036854775808", "-9223372036854775809"}) {
+    EXPECT_TRUE(says(refusal(kBase, {std::string("run.seed=") + seed}), {seed, "64 bits"}));
+    EXPECT_TRUE(says(refusal(std::string("[run]\nseed = ") + seed), {"c.toml:2", "64 bits"}));
+  }
   EXPECT_TRUE(says(refusal(kBase, {"run.dir=\xff"}), {"UTF-8"}));
 }
 
