@@ -1,8 +1,11 @@
 #include "app/command_line.h"
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,6 +14,7 @@
 
 #include "app/backend_choice.h"
 #include "app/commands.h"
+#include "app/output.h"
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -68,6 +72,21 @@ void add_random_prompts(CLI::App& command, InputArguments& input) {
   command.add_option("--prompts", input.num_prompts, "how many of them")->capture_default_str();
 }
 
+void add_seed(CLI::App& command, uint64_t& seed, const char* text) {
+  command
+      .add_option_function<std::string>(
+          "--seed",
+          [&seed](const std::string& given) {
+            const char* const end = given.data() + given.size();
+            const auto [last, error] = std::from_chars(given.data(), end, seed);
+            if (error == std::errc() && last == end) return;
+            fail_usage("--seed", "must be 0 to {}, but is \"{}\"",
+                       std::numeric_limits<uint64_t>::max(), given);
+          },
+          text)
+      ->default_str("0");
+}
+
 Run define_score(CLI::App& command) {
   auto arguments = std::make_shared<ScoreArguments>();
   add_model_options(command, arguments->model);
@@ -79,7 +98,7 @@ Run define_score(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--temperature", arguments->temperature, "0 counts as 1")
       ->capture_default_str();
-  command.add_option("--seed", arguments->seed, "taken as by generate; scoring draws nothing");
+  add_seed(command, arguments->seed, "taken as by generate; scoring draws nothing");
   command.add_flag("--no-special-tokens", arguments->no_special_tokens,
                    "leave out what the tokenizer puts around a text");
   command.add_option("--gradients", arguments->gradients,
@@ -116,8 +135,7 @@ Run define_generate(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--min-p", arguments->min_p, "keep tokens of this share of the likeliest")
       ->capture_default_str();
-  command.add_option("--seed", arguments->seed, "decides every random number")
-      ->capture_default_str();
+  add_seed(command, arguments->seed, "decides every random number");
   command.add_option("--stop", arguments->stop, "a text that ends a completion; may be repeated")
       ->expected(1)
       ->allow_extra_args(false)  // the next word is a text
@@ -372,7 +390,10 @@ int run_command_line(int argc, char** argv) {
   try {
     root.parse(marked_in_reverse(argc, argv));
   } catch (const CLI::Success& success) {
-    return root.exit(success);  // --help, --version: to standard output
+    std::ostringstream text;  // --help, --version
+    const int exit_code = root.exit(success, text);
+    print(text.str());
+    return exit_code;
   } catch (const CLI::ParseError& error) {
     const std::string reason = describe_extras(root);  // before what is missing: it may be the same
     const auto chosen = root.get_subcommands();

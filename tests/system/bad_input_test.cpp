@@ -382,6 +382,9 @@ TEST(BadUsage, ValuesAreChecked) {
   rejects({"--stop", ""}, {"--stop", "empty"});
   rejects({"--stop", "a", "--stop", ""}, {"--stop", "empty"});
   rejects({"--top-p", "0"}, {"--top-p"});
+  for (const char* seed : {"-1", "18446744073709551616", "1.5", "one"}) {
+    rejects({"--seed", seed}, {"--seed", "0 to 18446744073709551615", seed});
+  }
   rejects({"--batch-size", "-1"}, {"--batch-size"});
   rejects({"--batch-size", "4097"}, {"--batch-size"});
   rejects({"--max-seq-length", "1000000"}, {"--max-seq-length"});

@@ -25,6 +25,15 @@ TEST(Commands, HelpAndVersion) {
   }
 }
 
+TEST(Commands, AHelpThatCannotBeWrittenIsAnError) {
+  for (const char* arguments : {"--help", "--version", "train --help"}) {
+    const Outcome outcome =
+        run_program("/bin/sh", {"-c", std::string(OCTET_PROGRAM " ") + arguments + " > /dev/full"});
+    EXPECT_EQ(outcome.exit_code, 1) << arguments;
+    EXPECT_NE(outcome.err.find("[output]"), std::string::npos) << outcome.err;
+  }
+}
+
 TEST(Commands, ScorePrintsATable) {
   const Outcome outcome = octet({"score", "--model", kModel, "--input", "-"}, ids_line({7, 8, 9}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
