@@ -6,6 +6,8 @@
 
 #include "app/backend_choice.h"
 #include "app/commands.h"
+#include "app/output.h"
+#include "io/model_config.h"
 #include "loop/train_run.h"
 #include "observe/metrics.h"
 #include "observe/plot.h"
@@ -19,11 +21,11 @@ void print_curve(const std::string& dir, const std::string& metric, int columns)
   if (curve.values.size() < 2) return;
   const int window = std::max<int>(1, static_cast<int>(curve.values.size()) / 30);
   curve.values = observe::moving_average(curve.values, window);
-  fmt::print("\n{}", observe::plot_curve(curve, {.title = metric,
-                                                 .x_label = "step",
-                                                 .columns = columns,
-                                                 .rows = 10,
-                                                 .unicode = observe::locale_is_utf8()}));
+  print(fmt::format("\n{}", observe::plot_curve(curve, {.title = metric,
+                                                        .x_label = "step",
+                                                        .columns = columns,
+                                                        .rows = 10,
+                                                        .unicode = observe::locale_is_utf8()})));
 }
 
 // As a shell reads it back.
@@ -38,6 +40,18 @@ std::string shell_word(const std::string& text) {
   }
   quoted.push_back('\'');
   return quoted;
+}
+
+// What generate needs to compute as the run did, where its own choice may be another.
+std::string precision_flags(const loop::TrainConfig& config, const loop::RunResult& result) {
+  std::string flags;
+  if (config.is_fp8()) {
+    flags = fmt::format(" --flow {} --load-in-fp8 {}", config.precision.flow, result.load_in_fp8);
+  } else if (config.lora && io::read_model_config(config.model.path).quantization) {
+    flags = " --flow bf16";
+  }
+  if (config.model.kv_cache_dtype == "fp8") flags += " --kv-cache-dtype fp8";
+  return flags;
 }
 
 }  // namespace
@@ -73,12 +87,14 @@ int run_train(const TrainArguments& arguments) {
   }
   const bool lora = config.lora.has_value();
   const bool completions = config.is_rl() && config.train.log_completions_steps > 0;
-  fmt::print("\nresults: {}/ (metrics.jsonl, events.jsonl, {}checkpoints/)\n{}: {}\n", result.dir,
-             completions ? "completions/, " : "", lora ? "adapter" : "model", result.export_dir);
+  print(fmt::format("\nresults: {}/ (metrics.jsonl, events.jsonl, {}checkpoints/)\n{}: {}\n",
+                    result.dir, completions ? "completions/, " : "", lora ? "adapter" : "model",
+                    result.export_dir));
   const std::string folder = shell_word(result.export_dir);
-  fmt::print("next:    octet generate --model {} \"{}\"\n",
-             lora ? fmt::format("{} --adapter {}", shell_word(config.model.path), folder) : folder,
-             config.data.task.empty() ? "…" : "47+85=");
+  print(fmt::format(
+      "next:    octet generate --model {}{} \"{}\"\n",
+      lora ? fmt::format("{} --adapter {}", shell_word(config.model.path), folder) : folder,
+      precision_flags(config, result), config.data.task.empty() ? "…" : "47+85="));
   return 0;
 }
 

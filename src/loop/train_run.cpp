@@ -338,6 +338,7 @@ RunResult TrainRun::take_steps() {
   progress_->finish();
   result.steps_done = num_steps_;
   result.export_dir = export_result();
+  result.load_in_fp8 = config_.model.load_in_fp8;
   events_->write(num_steps_, "done", "the result is in " + result.export_dir);
   return result;
 }

@@ -21,7 +21,8 @@ struct RunOptions {
 
 struct RunResult {
   std::string dir;
-  std::string export_dir;  // the Hugging Face or PEFT folder, or "" where the run was stopped
+  std::string export_dir;   // the Hugging Face or PEFT folder, or "" where the run was stopped
+  std::string load_in_fp8;  // of the config, with what "auto" stood for
   int64_t steps_done = 0;
   bool interrupted = false;  // a checkpoint was written; --resume continues
 };

@@ -129,6 +129,24 @@ TEST(TrainRun, MetricsHaveTheirNamesAndNothingElse) {
   check(trainer.trained("kl", {"algorithm.beta=0.1"}), rl);
 }
 
+TEST(TrainRun, TheNextCommandComputesAsTheRunDid) {
+  const Trainer trainer(tiny_config_on(tiny_model()));
+  const auto told = [&](const std::string& run, const Arguments& more) {
+    const Outcome outcome = trainer.train(run, Arguments{"train.max_steps=1"} + more);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.out.find("//"), std::string::npos) << outcome.out;
+    return outcome.out.substr(outcome.out.find("next:"));
+  };
+  EXPECT_EQ(told("bf16/", {}).find("--flow"), std::string::npos);  // its own choice
+  EXPECT_NE(told("full", kFp8Full)
+                .find(trainer.path("full/model") + " --flow fp8_full --load-in-fp8 block "
+                                                   "--kv-cache-dtype fp8 \""),
+            std::string::npos);
+  EXPECT_NE(told("lora//", kFp8Lora + Arguments{"model.load_in_fp8=channel"})
+                .find(trainer.path("lora/adapter") + " --flow fp8_lora --load-in-fp8 channel \""),
+            std::string::npos);
+}
+
 TEST(TrainRun, TheRolloutIsTheTrainer) {
   const Trainer trainer(tiny_config_on(tiny_model()));
   std::vector<Arguments> flows = {{"precision.flow=bf16"}, {"precision.flow=bf16", "lora.r=4"}};
