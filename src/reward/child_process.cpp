@@ -22,6 +22,12 @@ using std::chrono::steady_clock;
 
 constexpr size_t kMaxAnswerBytes = size_t{64} << 20;
 constexpr milliseconds kGrace{200};  // to end by itself after its pipes are closed
+// Becomes the command $1. Beside it in the group, but no child of it, a guard waits for the end of
+// descriptor 3, which comes however our process ends, and kills the group.
+constexpr int kGuardFd = 3;
+constexpr const char* kGuarded =
+    "( (read -r line <&3; kill -KILL 0) & ) </dev/null >/dev/null 2>&1; "
+    "exec 3<&-; exec /bin/sh -c \"$1\"";
 
 void close_fd(int& fd) {
   if (fd >= 0) close(fd);
@@ -72,10 +78,14 @@ bool ends_within(pid_t pid, milliseconds limit) {
 std::string ChildProcess::start(const std::string& command) {
   int to_child[2] = {-1, -1};
   int from_child[2] = {-1, -1};
-  if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0) {
+  int guard[2] = {-1, -1};
+  if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0 ||
+      pipe2(guard, O_CLOEXEC) != 0) {
     const std::string reason = fmt::format("no pipe: {}", std::strerror(errno));
-    close_fd(to_child[0]);
-    close_fd(to_child[1]);
+    for (int* pipe : {to_child, from_child}) {
+      close_fd(pipe[0]);
+      close_fd(pipe[1]);
+    }
     return reason;
   }
   fcntl(to_child[1], F_SETFL, O_NONBLOCK);
@@ -85,6 +95,7 @@ std::string ChildProcess::start(const std::string& command) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, to_child[0], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, from_child[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, guard[0], kGuardFd);  // last: it may be one of these
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t none;
@@ -98,13 +109,17 @@ std::string ChildProcess::start(const std::string& command) {
                            POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   std::string shell = "/bin/sh";
   std::string flag = "-c";
+  std::string guarded = kGuarded;
   std::string text = command;
-  char* const arguments[] = {shell.data(), flag.data(), text.data(), nullptr};
+  char* const arguments[] = {shell.data(), flag.data(), guarded.data(),
+                             shell.data(), text.data(), nullptr};
   const int error = posix_spawn(&pid_, "/bin/sh", &actions, &attributes, arguments, environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   close_fd(to_child[0]);
   close_fd(from_child[1]);
+  close_fd(guard[0]);
+  guard_ = guard[1];
   input_ = to_child[1];
   output_ = from_child[0];
   if (error == 0) return "";
@@ -168,13 +183,17 @@ std::string ChildProcess::stop() {
   close_fd(input_);
   close_fd(output_);
   received_.clear();
-  if (pid_ <= 0) return "not running";
+  if (pid_ <= 0) {
+    close_fd(guard_);
+    return "not running";
+  }
   const bool ended = ends_within(pid_, kGrace);
   kill(-pid_, SIGKILL);  // the leader is not reaped yet, so the group is still this one
   int status = 0;
   while (waitpid(pid_, &status, 0) == -1 && errno == EINTR) {
   }
   pid_ = -1;
+  close_fd(guard_);  // not before: the guard would leave no time to end
   if (!ended) return "stopped";
   if (WIFEXITED(status)) return fmt::format("exit code {}", WEXITSTATUS(status));
   return fmt::format("signal {}", WTERMSIG(status));

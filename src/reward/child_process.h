@@ -12,7 +12,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 enum class ExchangeStatus { kAnswered, kTimedOut, kEnded, kTooLong };
 
-// One child at a time, in a process group of its own; its standard error is ours. Not thread-safe.
+// One child at a time, in a process group of its own, which ends with this process even where that
+// is killed; its standard error is ours. Not thread-safe.
 class ChildProcess {
  public:
   ChildProcess() = default;
@@ -37,6 +38,7 @@ class ChildProcess {
   pid_t pid_ = -1;
   int input_ = -1;   // we write
   int output_ = -1;  // we read
+  int guard_ = -1;   // open while the group may run
   std::string received_;
 };
 

@@ -1,6 +1,10 @@
 // Rewards in a run: external commands that fail in each way, and groups that teach nothing.
+#include <chrono>
 #include <cmath>
+#include <csignal>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -141,6 +145,35 @@ TEST(TrainReward, ACommandThatIsGivenUpEndsTheRun) {
                  trainer.reward_script("reward.sh", answers("{\"rewards\":[" + kSixteen + "]}")));
   EXPECT_TRUE(has_event(run, "resume", fmt::format("{:06}", num_steps)));
   EXPECT_EQ(values_of(run, "reward").size(), 30 - num_steps);
+}
+
+// Whether the process has ended; one that nobody has reaped yet is as good as gone.
+bool has_ended(const std::string& pid) {
+  std::ifstream stat("/proc/" + pid + "/stat");
+  std::string id, name, state;
+  return !(stat >> id >> name >> state) || state == "Z";
+}
+
+TEST(TrainReward, TheCommandEndsWithTheProgramHoweverItEnds) {
+  for (const std::vector<int>& signals : {std::vector<int>{SIGKILL}, {SIGINT, SIGINT}}) {
+    const Trainer trainer;
+    const std::string pids = trainer.path("pids");
+    RunningProgram program(trainer.command(
+        "run", trainer.reward_script("reward.sh", "sleep 60 &\necho $$ $! end > " + pids +
+                                                      "\nread -r line; wait\n")));
+    std::string leader, inner, end;
+    ASSERT_TRUE(program.wait_until(
+        [&] { return static_cast<bool>(std::ifstream(pids) >> leader >> inner >> end); }));
+    for (const int number : signals) {
+      program.signal(number);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_EQ(program.wait().exit_code, 128 + signals[0]);
+    for (int i = 0; i < 100 && !(has_ended(leader) && has_ended(inner)); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    EXPECT_TRUE(has_ended(leader) && has_ended(inner)) << leader << " " << inner;
+  }
 }
 
 TEST(TrainReward, EqualRewardsTeachNothing) {
