@@ -11,6 +11,7 @@
 #include "app/shapes.h"
 #include "base/error.h"
 #include "base/strings.h"
+#include "loop/config.h"
 
 namespace octet::app {
 namespace {
@@ -69,8 +70,12 @@ model::Precision choose_precision(const ModelArguments& arguments, const io::Mod
 }  // namespace
 
 void check_temperature(double temperature) {
-  if (temperature == 0 || (temperature >= 1e-6 && temperature <= 1e6)) return;
-  fail_usage("--temperature", "must be 0, or 1e-06 to 1e+06, but is {}", temperature);
+  using loop::kLeastTemperature, loop::kMostTemperature;
+  if (temperature == 0 || (temperature >= kLeastTemperature && temperature <= kMostTemperature)) {
+    return;
+  }
+  fail_usage("--temperature", "must be 0, or {:.0e} to {:.0e}, but is {}", kLeastTemperature,
+             kMostTemperature, temperature);
 }
 
 ModelSession::ModelSession(const ModelArguments& arguments) : arguments_(arguments) {

@@ -98,6 +98,9 @@ struct RewardSection {
   bool operator==(const RewardSection&) const = default;
 };
 
+// Beyond these float32 logits do not survive being divided.
+inline constexpr double kLeastTemperature = 1e-6, kMostTemperature = 1e6;
+
 struct RolloutSection {
   int64_t num_generations = 8;
   int64_t max_completion_length = 256;

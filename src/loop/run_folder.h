@@ -43,7 +43,6 @@ class RunFolder {
   std::string completions_path() const { return dir_ + "/completions"; }
   std::string tensorboard_path() const { return dir_ + "/tensorboard"; }
   std::string checkpoints_path() const { return dir_ + "/checkpoints"; }
-  std::string model_path() const { return dir_ + "/model"; }
 
   void write_config(const std::string& config_toml);
   void write_provenance(const Json& provenance);

@@ -209,7 +209,7 @@ TEST_F(RunFolderTest, ResumingRemovesWhatAWriteLeftAside) {
   const std::string model = run.save_folder("model", [](const std::string& folder) {
     write_file_atomically(folder + "/config.json", "{}");
   });
-  EXPECT_EQ(model, run.model_path());
+  EXPECT_EQ(model, run.dir() + "/model");
   EXPECT_EQ(read_file(model + "/config.json"), "{}");
 }
 
